@@ -51,7 +51,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         self._worker = worker
         self._identity = identity
         self._num_calls: Counter[str] = Counter()
-        # A long text keeps whoever takes texts in busy for a second, and the texts of sessions wait behind it.
+        # A long text keeps a core busy for a second, and takes as many nodes as the trie of all may have.
         self._proposing = asyncio.Lock()
 
     async def Propose(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
+from pathlib import Path
 
 from kernels.native.build import CannotBuild
 from kernels.native.library import open_library
 from outrider import env
+from outrider.cores import num_cores
 from outrider.telemetry import get_logger
 
 log = get_logger(__name__)
@@ -15,14 +17,20 @@ log = get_logger(__name__)
 
 def cpu_kernels() -> ctypes.CDLL | None:
     """The library; None, with a warning that says why, where torch's operators have to do."""
-    if not env.cpu_kernel():
-        warn_without_kernels("OUTRIDER_CPU_KERNEL is off")
+    found = _library_or_reason(env.home() / "kernels") if env.cpu_kernel() else "OUTRIDER_CPU_KERNEL is off"
+    if isinstance(found, str):
+        warn_without_kernels(found)
         return None
+    return found
+
+
+@cache
+def _library_or_reason(folder: Path) -> ctypes.CDLL | str:
+    """The library, or why it cannot be had, which takes up to minutes to find out."""
     try:
-        return open_library(env.home() / "kernels")
+        return open_library(folder, num_cores())
     except (CannotBuild, OSError) as error:
-        warn_without_kernels(str(error))
-        return None
+        return str(error)
 
 
 @cache

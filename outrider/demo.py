@@ -15,6 +15,7 @@ import openai
 from outrider import env
 from outrider.args import ServeArgs
 from outrider.chat import Answer, Painter, Write, ask, connect
+from outrider.cores import num_cores
 from outrider.errors import StartupError
 from outrider.launcher import Served, serve
 
@@ -91,7 +92,7 @@ def kernels_fault() -> str | None:
         return "OUTRIDER_CPU_KERNEL is off"
     build: Any = importlib.import_module("kernels.native.build")
     try:
-        build.load_library(env.home() / "kernels")
+        build.load_library(env.home() / "kernels", max_compilers=num_cores())
     except (build.CannotBuild, OSError) as error:
         return f"{str(error).partition(chr(10))[0]} (on Debian: apt install gcc libc6-dev)"
     return None

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import grpc.aio
 
-from outrider.errors import InvalidArgument, NotFound, Unauthenticated
+from outrider.errors import RETRY_SOON_S, InvalidArgument, NotFound, ResourceExhausted, Unauthenticated
 from outrider.telemetry import get_logger
 from outrider.thread_future import ThreadFuture
 from outrider.v1 import admin_pb2, admin_pb2_grpc, common_pb2
@@ -21,6 +21,7 @@ ResultT = TypeVar("ResultT")
 
 SERVICE = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
 PATH = f"/{SERVICE}/"  # what its methods' paths begin with
+MAX_CALLS = 64  # that wait for the engine, which answers them all between two steps
 _MODES = {
     admin_pb2.DRAFTER_MODE_ENABLED: Mode.ENABLED,
     admin_pb2.DRAFTER_MODE_DRAINING: Mode.DRAINING,
@@ -35,6 +36,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     def __init__(self, inbox: Inbox, *, has_token: bool) -> None:
         self._inbox = inbox
         self._has_token = has_token
+        self._num_asked = 0  # of the engine, and not answered yet
 
     async def ListDrafters(
         self, request: admin_pb2.ListDraftersRequest, context: grpc.aio.ServicerContext
@@ -95,9 +97,17 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
 
     async def _ask(self, work: Callable[[Drafters], ResultT]) -> ResultT:
         """Has the engine do the work between two steps."""
-        answer: ThreadFuture[ResultT] = ThreadFuture()
+        if self._num_asked >= MAX_CALLS:
+            raise ResourceExhausted(
+                f"{self._num_asked} calls wait for the engine; at most {MAX_CALLS} may", retry_after_s=RETRY_SOON_S
+            )
+        self._num_asked += 1
+        answer: ThreadFuture[ResultT] = ThreadFuture(self._answered)
         self._inbox.put(Administer(work, answer))
         return await answer
+
+    def _answered(self) -> None:
+        self._num_asked -= 1
 
 
 def _managed(drafter: Drafter) -> admin_pb2.ManagedDrafter:

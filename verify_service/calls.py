@@ -103,10 +103,10 @@ class Calls:
         return call
 
     async def _compiled(self, request: verify_pb2.GenerateRequest) -> list[Session]:
-        """The request's sessions, made on a thread: a grammar may take seconds."""
+        """The request's sessions, once its grammar is compiled."""
         self._num_compiling += 1
         try:
-            sessions = await asyncio.to_thread(self._factory.build, request)
+            sessions = await self._factory.build_with_grammar(request)
         finally:
             self._num_compiling -= 1
         if self.stopped:

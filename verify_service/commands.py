@@ -122,7 +122,8 @@ Command = (
 
 
 class Inbox:
-    """Commands for the engine. Senders bound what they put in: calls by `num_calls`, frames by credits."""
+    """Commands for the engine. Senders bound what they put in: calls by `num_calls`, frames by credits, questions by
+    how many wait for their answers."""
 
     def __init__(self) -> None:
         self._commands: collections.deque[Command] = collections.deque()

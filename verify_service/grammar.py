@@ -6,14 +6,17 @@ on trial first where those do not hold (grammar_trial.py), and nothing that it n
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -157,57 +160,54 @@ class GrammarCompiler:
         self._at_once = threading.Semaphore(_COMPILED_AT_ONCE)
         self.totals = GrammarTotals()
 
+    async def settle(self, grammar: common_pb2.Grammar) -> None:
+        """Returns when `compile` does not have to wait any more. InvalidArgument for what is no grammar.
+
+        It takes a thread to compile, and none to wait for another request's: the threads are few.
+        """
+        known, work = self._claim(_source_of(grammar))
+        with self._lock:
+            self.totals.cache_hits += known.done()
+        if work is not None:
+            asyncio.get_running_loop().run_in_executor(None, work)
+        await asyncio.shield(asyncio.wrap_future(known))  # others want it though this request be cancelled
+
     def compile(self, grammar: common_pb2.Grammar) -> GrammarState:
         """The state at the beginning of the output. InvalidArgument for a grammar that is refused, with the reason."""
-        kind = grammar.WhichOneof("kind")
-        if kind is None:
-            raise InvalidArgument("sampling.grammar has no kind", field="sampling.grammar")
-        if kind == "json_object" and not grammar.json_object:
-            raise InvalidArgument("sampling.grammar.json_object is false: leave it out", field="sampling.grammar")
-        source = _ANY_OBJECT if kind == "json_object" else getattr(grammar, kind)
-        if len(source.encode()) > MAX_GRAMMAR_BYTES:
-            raise _refused(kind, f"it has {len(source.encode())} bytes; at most {MAX_GRAMMAR_BYTES} are taken")
-        compiled = self._of((kind, source)).result()
+        kind, source = _source_of(grammar)
+        known, work = self._claim((kind, source))
+        if work is not None:
+            work()
+        compiled = known.result()
         if isinstance(compiled, str):
             raise _refused(kind, compiled)
         with self._lock:
             return GrammarState(compiled.deep_copy(), kind, self._vocab_size)
 
-    def _of(self, source: Source) -> Future[Compiled]:
-        """A grammar, compiled or refused, once that is known; compiles it here if nobody else does."""
+    def _claim(self, source: Source) -> tuple[Future[Compiled], Callable[[], None] | None]:
+        """A grammar once it is known; and, where nobody is at it yet, what the caller has to run for that."""
         with self._lock:
             known = self._kept.get(source)
             if known is not None:
                 self._kept.move_to_end(source)
-                self.totals.cache_hits += known.done()
-                return known
-            needs_trial = grammar_trial.is_needed(unescaped(source[1]))
-            if needs_trial and self._num_trials >= MAX_TRIALS:
-                raise ResourceExhausted(
-                    f"{MAX_TRIALS} grammars that may take too long are being tried; try again later",
-                    retry_after_s=RETRY_SOON_S,
-                )
-            self._num_trials += needs_trial
+                return known, None
             made = self._kept[source] = Future()
             if len(self._kept) > _MAX_CACHED:
                 self._kept.popitem(last=False)
+        return made, partial(self._fill, made, source)
+
+    def _fill(self, made: Future[Compiled], source: Source) -> None:
         try:
-            made.set_result(self._compile(source, needs_trial=needs_trial))
+            made.set_result(self._compile(source))
         except BaseException as error:  # of this server, not of the grammar: nothing to remember
             with self._lock:
                 if self._kept.get(source) is made:
                     del self._kept[source]
             made.set_exception(error)
-        finally:
-            with self._lock:
-                self._num_trials -= needs_trial
-        return made
 
-    def _compile(self, source: Source, *, needs_trial: bool) -> Compiled:
-        began, ended = time.monotonic(), True
-        if needs_trial:
-            with self._trying:
-                ended = self._ends(*source)
+    def _compile(self, source: Source) -> Compiled:
+        began = time.monotonic()
+        ended = not grammar_trial.is_needed(unescaped(source[1])) or self._try(source)
         with self._at_once:
             compiled = self._matcher_of(*source) if ended else _ENDLESS
         with self._lock:
@@ -217,6 +217,22 @@ class GrammarCompiler:
             else:
                 self.totals.compiled += 1
         return compiled
+
+    def _try(self, source: Source) -> bool:
+        """Whether it can be compiled in time."""
+        with self._lock:
+            if self._num_trials >= MAX_TRIALS:
+                raise ResourceExhausted(
+                    f"{MAX_TRIALS} grammars that may take too long are being tried; try again later",
+                    retry_after_s=RETRY_SOON_S,
+                )
+            self._num_trials += 1
+        try:
+            with self._trying:
+                return self._ends(*source)
+        finally:
+            with self._lock:
+                self._num_trials -= 1
 
     def _ends(self, kind: str, source: str) -> bool:
         self._load_tokenizer()  # where there is none it says so
@@ -257,6 +273,19 @@ def pruned(tree: TokenTree, grammar: GrammarState) -> tuple[TokenTree, NDArray[n
     """The tree without nodes that the grammar forbids, and the indices of what is left."""
     nodes = grammar.allowed_nodes(tree)
     return (tree, nodes) if len(nodes) == len(tree) else tree.selected(ROOT, nodes.tolist())
+
+
+def _source_of(grammar: common_pb2.Grammar) -> Source:
+    """InvalidArgument for what is no grammar, or too long a one."""
+    kind = grammar.WhichOneof("kind")
+    if kind is None:
+        raise InvalidArgument("sampling.grammar has no kind", field="sampling.grammar")
+    if kind == "json_object" and not grammar.json_object:
+        raise InvalidArgument("sampling.grammar.json_object is false: leave it out", field="sampling.grammar")
+    source = _ANY_OBJECT if kind == "json_object" else getattr(grammar, kind)
+    if len(source.encode()) > MAX_GRAMMAR_BYTES:
+        raise _refused(kind, f"it has {len(source.encode())} bytes; at most {MAX_GRAMMAR_BYTES} are taken")
+    return kind, source
 
 
 def _lark_of(kind: str, source: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import secrets
 from dataclasses import dataclass
@@ -56,10 +57,7 @@ class SessionFactory:
         self._ids = itertools.count(1)
 
     def build(self, request: verify_pb2.GenerateRequest) -> list[Session]:
-        """One session per choice. InvalidArgument naming the field, the value and the limit.
-
-        Compiling a grammar takes up to a fraction of a second, so a request that has one is not for the event loop.
-        """
+        """One session per choice. InvalidArgument naming the field, the value and the limit."""
         wanted = self._check(request)
         params, prompt, resumed, speculation = wanted.params, wanted.prompt, wanted.resumed, wanted.speculation
         seed = params.seed if params.seed is not None else secrets.randbits(63)
@@ -87,6 +85,12 @@ class SessionFactory:
             )  # fmt: skip
             sessions.append(session)
         return sessions
+
+    async def build_with_grammar(self, request: verify_pb2.GenerateRequest) -> list[Session]:
+        """Builds off the event loop: compiling a grammar may take seconds."""
+        self._check(request)  # nothing is compiled for one that is refused
+        await self._compiler.settle(request.sampling.grammar)
+        return await asyncio.to_thread(self.build, request)
 
     def _check(self, request: verify_pb2.GenerateRequest) -> _Wanted:
         prompt = self._ids_of(request.prompt_tokens, "prompt_tokens")

@@ -79,7 +79,7 @@ class Scheduler:
     def admit(self) -> list[Session]:
         """Moves waiting sessions into the batch while rows and pages for their known tokens are there."""
         admitted: list[Session] = []
-        if not self.waiting:
+        if not self.waiting or not self._rows:  # before prefixes are looked up for nothing, and count as just used
             return admitted
         promised = sum(session.num_uncomputed for session in self.running)
         for session in self._in_order():

@@ -61,6 +61,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         self._hosts = Hosts()
         self._call_streams: set[CallStream] = set()
         self._feature_calls = FeatureCalls(target, inbox)
+        self._flush: ThreadFuture[tuple[int, int]] | None = None  # that the engine was asked for
         self.totals = totals
         most = args.max_running_requests + args.max_queued_requests
         self.calls = Calls(factory, inbox, target, totals, tracing, max_untaken=most)
@@ -185,11 +186,15 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
     async def FlushCache(
         self, request: verify_pb2.FlushCacheRequest, context: grpc.aio.ServicerContext
     ) -> verify_pb2.FlushCacheResponse:
-        """Empties the prefix cache between two steps."""
-        answer: ThreadFuture[tuple[int, int]] = ThreadFuture()
-        self._inbox.put(FlushCache(answer))
-        freed, kept = await answer
+        """Empties the prefix cache between two steps; calls that come meanwhile share what one did."""
+        if self._flush is None:
+            self._flush = ThreadFuture(self._flushed)
+            self._inbox.put(FlushCache(self._flush))
+        freed, kept = await asyncio.shield(self._flush)
         return verify_pb2.FlushCacheResponse(freed_pages=freed, kept_pages=kept)
+
+    def _flushed(self) -> None:
+        self._flush = None
 
 
 def new_boot_id() -> str:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from draft_service.drafters.trie import MAX_ROOTS_PER_MATCH, Match, MatchRules, NgramTrie, plain
+from draft_service.drafters.trie import MAX_ROOTS_PER_MATCH, Match, MatchRules, NgramTrie, OwnTexts, plain
 from outrider.errors import RETRY_SOON_S, ResourceExhausted
 from outrider.telemetry import get_logger
 from outrider.wire import Ids
@@ -147,14 +147,26 @@ class Corpus:
         return job.done
 
     def match(
-        self, names: Sequence[Name], suffix: Ids, rules: MatchRules, *, num_nodes: int, max_depth: int, vocab_size: int
+        self,
+        names: Sequence[Name],
+        suffix: Ids,
+        rules: MatchRules,
+        *,
+        num_nodes: int,
+        max_depth: int,
+        vocab_size: int,
+        own: OwnTexts | None = None,
     ) -> tuple[Match, list[Name]]:
-        """A tree that continues `suffix`, from the texts of these names; and the names that its sources' bits mean."""
+        """A tree that continues `suffix`, from `own` and the texts of these names; and which of these it read.
+
+        Its sources' bits mean those, in this order.
+        """
+        most = MAX_ROOTS_PER_MATCH - (0 if own is None else len(own.roots))
         with self._lock:
-            known = [name for name in names if name in self._roots][:MAX_ROOTS_PER_MATCH]
+            known = [name for name in names if name in self._roots][:most]
             roots = np.array([self._roots[name] for name in known], np.int32)
             match = self._trie.match(
-                roots, suffix, rules, num_nodes=num_nodes, max_depth=max_depth, vocab_size=vocab_size
+                roots, suffix, rules, num_nodes=num_nodes, max_depth=max_depth, vocab_size=vocab_size, own=own
             )
         return match, known
 

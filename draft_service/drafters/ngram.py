@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import count
 from typing import Literal, Self
 
 import numpy as np
@@ -19,7 +18,7 @@ from draft_service.drafters.base import AheadRequest, Draft, DraftRequest, Given
 from draft_service.drafters.corpora import Corpora
 from draft_service.drafters.corpus import Corpus, Name
 from draft_service.drafters.outcomes import likely_ends, likely_outcomes
-from draft_service.drafters.trie import MatchRules, NgramTrie
+from draft_service.drafters.trie import MatchRules, NgramTrie, OwnTexts, plain
 from draft_service.session import Extension, Session, Wishes
 from outrider.args import DraftArgs
 from outrider.errors import ResourceExhausted, StartupError
@@ -28,7 +27,7 @@ from outrider.wire import Ids
 
 DEFAULT_NUM_DRAFT_TOKENS = 12
 FILES = "files"  # the corpus, for everyone, that --speculative-ngram-external-corpus-path makes
-_PIECE = 4096  # tokens of a file
+_PIECE = 4096  # tokens of a file, or of a call's own text, that are taken at a time
 
 
 class NgramDrafter:
@@ -54,7 +53,6 @@ class NgramDrafter:
         self.target = common_pb2.ModelInfo()
         self._rules = rules
         self._scope = scope
-        self._calls = count(1)
 
     @classmethod
     def from_args(cls, args: DraftArgs) -> Self:
@@ -157,21 +155,29 @@ class NgramDrafter:
 
     async def propose(self, request: TextRequest) -> Draft:
         """Reads the text and prediction of the request, the global or scoped trie and the corpora; leaves no trace."""
-        call = str(next(self._calls))
-        own, predicted = ("call", call), ("call-prediction", call)
-        inserted = [self.corpus.insert(own, request.tokens)]
-        if len(request.prediction):
-            inserted.append(self.corpus.insert(predicted, request.prediction))
-        try:
-            await asyncio.gather(*(asyncio.wrap_future(future) for future in inserted))
-            shared = self._shared(request.vocabulary, request.corpus_scope)
-            return self._matched(
-                [predicted, own, *shared], request.tokens, request.wishes, predicted, self.num_nodes(request.wishes),
-                request.wishes.num_steps or self.corpus.branch_length, request.vocab_size,
-            )  # fmt: skip
-        finally:
-            self.corpus.drop(own)
-            self.corpus.drop(predicted)
+        own = await self._own_texts([request.prediction, request.tokens])
+        return self._matched(
+            self._shared(request.vocabulary, request.corpus_scope), request.tokens, request.wishes,
+            self.num_nodes(request.wishes), request.wishes.num_steps or self.corpus.branch_length, request.vocab_size,
+            own=own,
+        )  # fmt: skip
+
+    async def _own_texts(self, texts: Sequence[Ids]) -> OwnTexts:
+        """Texts apart from all others, inserted piece by piece on threads: of one that is cancelled no more is done."""
+        trie = NgramTrie(
+            self.corpus.capacity + len(texts),
+            branch_length=self.corpus.branch_length,
+            min_match=self._rules.min_match,
+        )
+        roots = np.array([trie.new_root() for _ in texts], np.int32)
+        for root, text in zip(roots.tolist(), map(plain, texts), strict=True):
+            start = 0
+            while start < len(text):
+                stop = min(start + _PIECE, len(text))
+                start = await asyncio.to_thread(trie.insert_some, root, text, start, stop)
+                if start < stop:
+                    trie.adopt(await asyncio.to_thread(trie.grown))
+        return OwnTexts(trie, roots)
 
     def close_down(self) -> None:
         """Ends the inserting thread."""
@@ -197,27 +203,28 @@ class NgramDrafter:
             names.append(self._own(session))
         names += self._shared(session.vocabulary, session.corpus_scope)
         return self._matched(
-            names, context, session.wishes, _prediction(session), num_nodes, max_depth, session.vocab_size
+            names, context, session.wishes, num_nodes, max_depth, session.vocab_size, predicted=_prediction(session)
         )
 
     def _matched(
-        self, names: list[Name], context: Ids, wishes: Wishes, predicted: Name, num_nodes: int, max_depth: int,
-        vocab_size: int,
+        self, names: list[Name], context: Ids, wishes: Wishes, num_nodes: int, max_depth: int, vocab_size: int, *,
+        predicted: Name = (), own: OwnTexts | None = None,
     ) -> Draft:  # fmt: skip
         rules = self._rules
         if wishes.topk is not None:
             rules = replace(rules, max_breadth=wishes.topk, min_breadth=min(wishes.topk, rules.min_breadth))
-        return self._match(names, context, rules, num_nodes, max_depth, vocab_size, predicted)
+        return self._match(names, context, rules, num_nodes, max_depth, vocab_size, predicted, own)
 
     def _match(
         self, names: list[Name], context: Ids, rules: MatchRules, num_nodes: int, max_depth: int, vocab_size: int,
-        predicted: Name = (),
+        predicted: Name = (), own: OwnTexts | None = None,
     ) -> Draft:  # fmt: skip
+        """predicted: the name of the request's prediction, the first of all; of `own` texts the first is it."""
         match, known = self.corpus.match(
             names, context[-rules.max_match :], rules, num_nodes=max(0, num_nodes),
-            max_depth=min(max_depth, self.corpus.branch_length), vocab_size=vocab_size,
+            max_depth=min(max_depth, self.corpus.branch_length), vocab_size=vocab_size, own=own,
         )  # fmt: skip
-        bit = 1 << known.index(predicted) if predicted in known else 0
+        bit = int(own is not None or known[:1] == [predicted])
         return Draft(match.tokens, match.parents, match.probabilities, (match.sources & bit) != 0)
 
     def _ahead(self, request: AheadRequest) -> list[Draft]:

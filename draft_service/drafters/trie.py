@@ -69,6 +69,14 @@ class Growth:
     ranks: NDArray[np.int32]
 
 
+@dataclass(frozen=True, slots=True)
+class OwnTexts:
+    """Texts that only one match reads: a trie of their own, and their roots int32 [n] in it."""
+
+    trie: NgramTrie
+    roots: Ids
+
+
 class NgramTrie:
     """A bounded trie of token paths up to `branch_length` long, below any number of roots.
 
@@ -179,16 +187,28 @@ class NgramTrie:
         return gone
 
     def match(
-        self, roots: Ids, suffix: Ids, rules: MatchRules, *, num_nodes: int, max_depth: int, vocab_size: int
+        self,
+        roots: Ids,
+        suffix: Ids,
+        rules: MatchRules,
+        *,
+        num_nodes: int,
+        max_depth: int,
+        vocab_size: int,
+        own: OwnTexts | None = None,
     ) -> Match:
         """A tree of at most `num_nodes` continuations of `suffix`, no deeper than `max_depth`, ids below `vocab_size`.
 
-        roots: int32 [at most 31], those of equal match length are read in this order.
+        roots: int32 [at most 31], those of equal match length are read in this order; those of `own` before them.
         """
+        first = self if own is None else own.trie
+        num_own = 0 if own is None else len(own.roots)
+        roots = roots if own is None else np.concatenate([own.roots, roots])
         return Match(
             *trie_match.draft_tree(
-                self._nodes, self._table, self._ranks, roots, plain(suffix), rules.min_match, rules.max_match,
-                rules.min_breadth, rules.max_breadth, rules.match_type == "PROB", num_nodes, max_depth, vocab_size,
+                first._nodes, first._table, first._ranks, num_own, self._nodes, self._table, self._ranks, roots,
+                plain(suffix), rules.min_match, rules.max_match, rules.min_breadth, rules.max_breadth,
+                rules.match_type == "PROB", num_nodes, max_depth, vocab_size,
             )
         )  # fmt: skip
 

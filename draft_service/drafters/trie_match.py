@@ -194,13 +194,15 @@ def _in_breadth_order(tree: Tree, probs: Probabilities, size: int) -> Output:
 
 @compiled
 def draft_tree(
+    own_nodes: Rows, own_table: Table, own_ranks: Ranks, num_own: int,
     nodes: Rows, table: Table, ranks: Ranks, roots: NDArray[np.int32], suffix: NDArray[np.int32], min_match: int,
     max_match: int, min_breadth: int, max_breadth: int, frequent: bool, num_nodes: int, max_depth: int, vocab_size: int,
 ) -> Output:  # fmt: skip
     """Draws at most `num_nodes` nodes continuing `suffix` from below `roots` (at most 31, earlier ones first).
 
-    Returns tokens int32 [n], parents int32 [n] (-1: the root), path probabilities float64 [n], and sources int32 [n]
-    (bit i: the path is below roots[i]), level by level. Tokens from `vocab_size` on are passed over.
+    The first `num_own` of these are in another trie, whose arrays come first. Returns tokens int32 [n], parents int32
+    [n] (-1: the root), path probabilities float64 [n], and sources int32 [n] (bit i: the path is below roots[i]), level
+    by level. Tokens from `vocab_size` on are passed over.
     """
     tree = np.zeros((num_nodes + 1, _NUM_COLUMNS), np.int32)
     probs = np.ones(num_nodes + 1, np.float64)
@@ -211,16 +213,17 @@ def draft_tree(
         for index in range(len(roots)):
             if size == len(tree):
                 break
-            anchor = _walk(nodes, table, roots[index], suffix, width)
+            rows, hashes, ranked = (own_nodes, own_table, own_ranks) if index < num_own else (nodes, table, ranks)
+            anchor = _walk(rows, hashes, roots[index], suffix, width)
             if anchor == 0:
                 continue
             source = 1 << index
             if frequent:
                 size = _graft_frequent(
-                    nodes, ranks, anchor, width, source, max_breadth, tree, probs, size, max_depth, vocab_size
+                    rows, ranked, anchor, width, source, max_breadth, tree, probs, size, max_depth, vocab_size
                 )
             else:
                 size = _graft_recent(
-                    nodes, anchor, width, source, breadth, scale, tree, probs, size, max_depth, vocab_size
+                    rows, anchor, width, source, breadth, scale, tree, probs, size, max_depth, vocab_size
                 )
     return _in_breadth_order(tree, probs, size)

@@ -2,26 +2,29 @@
 
 The library lies in a cache folder under a name made of its sources, the compiler and its flags and the CPU, so that a
 newer version, or another machine on a shared disk, makes its own; and of its bytes, so that one that a full disk or a
-power cut left damaged is known, and made anew.
+power cut left damaged is known, and made anew. Who cannot write there loads what it compiled, and keeps nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import hashlib
 import itertools
+import logging
 import os
 import platform
 import shutil
 import subprocess
 import tempfile
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+log = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).parent
 KERNELS = tuple(sorted(SOURCES.glob("*.c")))
@@ -35,7 +38,6 @@ ALWAYS_FUSED = (("--param=avoid-fma-max-bits=0",), ())
 COMPILERS = ("cc", "gcc", "clang")
 PROBE_TIMEOUT_S = 20
 COMPILE_TIMEOUT_S = 300
-_ABANDONED_S = 3600.0  # after which a folder that was built in is nobody's
 
 
 class CannotBuild(Exception):
@@ -58,20 +60,24 @@ class Compiler:
 
 
 @cache
-def load_library(cache_folder: Path, sources: tuple[Path, ...] = KERNELS) -> ctypes.CDLL:
+def load_library(
+    cache_folder: Path, sources: tuple[Path, ...] = KERNELS, *, max_compilers: int | None = None
+) -> ctypes.CDLL:
     """The compiled kernels, or these C files, which may include their headers.
 
-    Raises CannotBuild; OSError when the cache cannot be written.
+    Of processes that find none in the folder one compiles, and the others wait for it. max_compilers: see
+    compile_library. Raises CannotBuild; OSError for a library that cannot be loaded, or no temporary folder.
     """
     compiler = find_compiler()
     name = f"outrider-{_key(compiler, sources)}"
-    for found in sorted(cache_folder.glob(f"{name}-*.so")):
-        with contextlib.suppress(FileNotFoundError):  # another process saw that it is damaged
-            if found.stem == f"{name}-{_digest(found)}":
-                return ctypes.CDLL(str(found))
-            found.unlink()  # mapped, one that was cut off would end the process
-    cache_folder.mkdir(parents=True, exist_ok=True)
-    return ctypes.CDLL(str(compile_library(compiler, cache_folder, name, sources)))
+    library = _find(cache_folder, name)
+    if library is not None:
+        return ctypes.CDLL(str(library))
+    with _locked(cache_folder), tempfile.TemporaryDirectory(prefix="outrider-") as building:
+        library = _find(cache_folder, name)  # another process may have made it meanwhile
+        if library is None:
+            library = _kept(compile_library(compiler, Path(building), name, sources, max_compilers), cache_folder)
+        return ctypes.CDLL(str(library))
 
 
 def build_key(library: ctypes.CDLL) -> str:
@@ -94,17 +100,60 @@ def find_compiler() -> Compiler:
     raise CannotBuild("; ".join(failed) or f"no C compiler ({', '.join(COMPILERS)}) was found")
 
 
-def compile_library(compiler: Compiler, folder: Path, name: str, sources: Sequence[Path] = KERNELS) -> Path:
-    """Compiles to a file in `folder` whose name ends in its digest. Raises CannotBuild.
+def compile_library(
+    compiler: Compiler,
+    folder: Path,
+    name: str,
+    sources: Sequence[Path] = KERNELS,
+    max_compilers: int | None = None,
+) -> Path:
+    """Compiles in `folder`, to a file whose name ends in its digest. Raises CannotBuild.
 
-    It goes into a folder of its own first, then is renamed: two first starts at once each put a whole library there.
+    max_compilers: files compiled at once, of 100 MiB each or so; None: one a core.
     """
-    _sweep(folder)
-    with tempfile.TemporaryDirectory(prefix=".building-", dir=folder) as building:
-        library = _compile_and_link(compiler.command, sources, Path(building))
-        target = folder / f"{name}-{_digest(library)}.so"
-        os.replace(library, target)
-    return target
+
+    def run(*words: str) -> None:
+        _run([*compiler.command, *words], COMPILE_TIMEOUT_S)
+
+    library, objects = folder / "library.so", [folder / f"{number}.o" for number in range(len(sources))]
+    with ThreadPoolExecutor(max_compilers or os.cpu_count()) as pool:
+        list(pool.map(lambda source, made: run(f"-I{SOURCES}", "-c", str(source), "-o", str(made)), sources, objects))
+    run("-shared", *map(str, objects), "-o", str(library), "-lm", "-lpthread")
+    return library.rename(folder / f"{name}-{_digest(library)}.so")
+
+
+def _find(folder: Path, name: str) -> Path | None:
+    """The library of that name, if the folder has it undamaged."""
+    for found in sorted(folder.glob(f"{name}-*.so")):
+        with contextlib.suppress(OSError):  # another process saw that it is damaged, or it is not ours
+            if found.stem == f"{name}-{_digest(found)}":
+                return found
+            found.unlink()  # mapped, one that was cut off would end the process
+    return None
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Makes the folder and holds a lock on it, where that can be: without, two may compile, and do no harm."""
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(folder, os.O_RDONLY)
+            held.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+
+
+def _kept(library: Path, folder: Path) -> Path:
+    """The library's copy in the folder, which gets all of it or nothing; itself, with a warning, where it gets none."""
+    try:
+        for left in folder.glob(".building-*"):  # by who was killed
+            shutil.rmtree(left, ignore_errors=True)
+        with tempfile.TemporaryDirectory(prefix=".building-", dir=folder) as beside:
+            return Path(shutil.copy(library, beside)).replace(folder / library.name)
+    except OSError as error:
+        log.warning("compiled code is not kept, so the next start compiles again: %s", error)
+        return library
 
 
 def _known_flags(path: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -122,19 +171,6 @@ def _known_flags(path: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         else:
             return fused, instructions
     raise error
-
-
-def _compile_and_link(command: list[str], sources: Sequence[Path], folder: Path) -> Path:
-    """All files at once, as cores allow: the first start waits for it."""
-
-    def run(*words: str) -> None:
-        _run([*command, *words], COMPILE_TIMEOUT_S)
-
-    objects = [folder / f"{number}.o" for number in range(len(sources))]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(lambda source, made: run(f"-I{SOURCES}", "-c", str(source), "-o", str(made)), sources, objects))
-    run("-shared", *map(str, objects), "-o", str(folder / "library.so"), "-lm", "-lpthread")
-    return folder / "library.so"
 
 
 def _run(command: list[str], timeout_s: float) -> str:
@@ -162,16 +198,6 @@ def _key(compiler: Compiler, sources: Sequence[Path]) -> str:
 
 def _digest(library: Path) -> str:
     return hashlib.sha256(library.read_bytes()).hexdigest()[:16]
-
-
-def _sweep(folder: Path) -> None:
-    """Removes what a build that was killed left behind."""
-    for left in folder.glob(".building-*"):
-        try:
-            if time.time() - left.stat().st_mtime > _ABANDONED_S:
-                shutil.rmtree(left, ignore_errors=True)
-        except OSError:
-            continue  # its builder removed it just now
 
 
 def _cpu() -> str:

@@ -134,9 +134,9 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 
 
 @cache
-def open_library(cache_folder: Path) -> ctypes.CDLL:
-    """The compiled kernels, with their signatures. Raises as kernels.native.build.load_library does."""
-    return with_signatures(load_library(cache_folder))
+def open_library(cache_folder: Path, max_compilers: int | None = None) -> ctypes.CDLL:
+    """The compiled kernels, with their signatures; see kernels.native.build.load_library, also for what it raises."""
+    return with_signatures(load_library(cache_folder, max_compilers=max_compilers))
 
 
 def with_signatures(library: ctypes.CDLL) -> ctypes.CDLL:

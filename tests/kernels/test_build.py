@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import os
+import fcntl
+import logging
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
@@ -121,9 +124,57 @@ def test_a_flag_that_a_compiler_does_not_know_is_left_out(
 
 def test_what_a_killed_build_left_is_swept_away(tmp_path: Path, source: Path) -> None:
     cache = tmp_path / "kernels"
-    for name, age_s in (("old", 2 * build._ABANDONED_S), ("new", 0)):
-        (cache / f".building-{name}").mkdir(parents=True)
-        then = (cache / f".building-{name}").stat().st_mtime - age_s
-        os.utime(cache / f".building-{name}", (then, then))
+    (cache / ".building-left").mkdir(parents=True)
     load(cache, source)
-    assert [path.name for path in cache.glob(".*")] == [".building-new"]
+    assert not list(cache.glob(".*"))
+
+
+def test_of_two_that_find_nothing_one_compiles(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran, looked, lock = tmp_path / "ran", Barrier(2), fcntl.flock
+
+    def lock_when_both_looked(descriptor: int, operation: int) -> None:
+        looked.wait(timeout=60)
+        lock(descriptor, operation)
+
+    compiler = as_compiler(tmp_path / "cc", f'case "$*" in *answer.c*) echo >> {ran};; esac')
+    monkeypatch.setattr(build, "COMPILERS", (compiler,))
+    monkeypatch.setattr(fcntl, "flock", lock_when_both_looked)
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda _: load(tmp_path / "kernels", source), range(2))
+    assert first._name == second._name
+    assert ran.read_text() == "\n"
+
+
+@pytest.mark.parametrize("fault", ["no folder", "no room", "no lock"])
+def test_where_nothing_can_be_kept_the_library_is_loaded(
+    tmp_path: Path, source: Path, fault: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache, temporary = tmp_path / "kernels", tmp_path / "temporary"
+    temporary.mkdir()
+
+    def fails(*_: object) -> None:
+        raise OSError("no room, or no lock")
+
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    if fault == "no folder":
+        cache.write_text("a file")
+    else:
+        monkeypatch.setattr(*{"no room": (shutil, "copy"), "no lock": (fcntl, "flock")}[fault], fails)
+    with caplog.at_level(logging.WARNING):
+        library = load(cache, source)
+    assert len(build.build_key(library)) == 16
+    assert not list(temporary.iterdir())
+    assert len(list(cache.glob("*"))) == (fault == "no lock")
+    assert ("compiled code is not kept" in caplog.text) == (fault != "no lock")
+
+
+def test_no_more_files_are_compiled_at_once_than_is_said(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    true, busy = as_compiler(tmp_path / "true", ""), tmp_path / "busy"
+    alone = f'mkdir {busy} || exit 1; {true} "$@"; code=$?; rmdir {busy}; exit $code'
+    monkeypatch.setattr(build, "COMPILERS", (as_compiler(tmp_path / "cc", alone),))
+    sources = [source, *(tmp_path / f"{number}.c" for number in range(5))]
+    for other in sources[1:]:
+        other.touch()
+    assert build.load_library(tmp_path / "kernels", tuple(sources), max_compilers=1).answer() == 42

@@ -24,7 +24,7 @@ from tests.fake_drafters import Truth, perfect
 from tests.verify_service.conftest import Serve, Service, error_of, tokens_of
 from tests.verify_service.held import MODEL, OUTPUT, PROMPT, TEXT
 from tests.verify_service.rig import request
-from verify_service.admin import PATH, AdminServicer
+from verify_service.admin import MAX_CALLS, PATH, AdminServicer
 from verify_service.commands import Administer
 
 LONG = SamplingParams(temperature=0.0, max_tokens=60)
@@ -98,6 +98,25 @@ async def test_a_disabled_drafter_loses_its_sessions_to_others_in_the_middle_of_
         assert [d.mode for d in found.drafters] == [
             pb.DRAFTER_MODE_ENABLED, pb.DRAFTER_MODE_DRAINING, pb.DRAFTER_MODE_DRAINING
         ]  # fmt: skip
+
+
+@pytest.mark.asyncio
+async def test_calls_that_wait_for_the_engine_are_bounded(serve: Serve) -> None:
+    service = await serve(MODEL)
+    async with administered(service) as address, rpc.create_channel(address) as channel:
+        stub = stub_of(channel)
+        service.gate.close(0)
+        task = asyncio.create_task(service.generate(request(PROMPT, LONG)))
+        await service.gate.at_step()
+        waiting = [asyncio.ensure_future(stub.ListDrafters(pb.ListDraftersRequest())) for _ in range(MAX_CALLS)]
+        await service.inbox.until(lambda: service.inbox.kinds.count(Administer) == MAX_CALLS)
+        waiting.pop().cancel()  # the engine has it all the same
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.ListDrafters(pb.ListDraftersRequest())
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        service.gate.open()
+        await asyncio.gather(task, *waiting)
+        await stub.ListDrafters(pb.ListDraftersRequest())
 
 
 @pytest.mark.asyncio

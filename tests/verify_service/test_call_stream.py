@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -373,15 +372,14 @@ async def test_calls_whose_grammars_are_compiled_are_bounded_and_waited_for(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service = await serve(MODEL, max_running_requests=1, max_queued_requests=1)
-    calls, compiled = service.servicer.calls, threading.Event()
-    build = calls._factory.build
+    calls, compiled = service.servicer.calls, asyncio.Event()
 
-    def slowly(asked: verify_pb2.GenerateRequest) -> list[Session]:
-        compiled.wait()
+    async def slowly(asked: verify_pb2.GenerateRequest) -> list[Session]:
+        await compiled.wait()
         asked.sampling.ClearField("grammar")
-        return build(asked)
+        return calls._factory.build(asked)
 
-    monkeypatch.setattr(calls._factory, "build", slowly)
+    monkeypatch.setattr(calls._factory, "build_with_grammar", slowly)
     asked = request([1], GREEDY)
     asked.sampling.grammar.regex = "a"
     caller = Caller(service.stub)
@@ -400,16 +398,14 @@ async def test_a_grammar_that_takes_longer_than_the_grace_is_told_so(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service = await serve(MODEL)
-    calls, compiled = service.servicer.calls, threading.Event()
-    build = calls._factory.build
+    calls, compiled = service.servicer.calls, asyncio.Event()
 
-    def slowly(asked: verify_pb2.GenerateRequest) -> list[Session]:
-        if asked.sampling.HasField("grammar"):
-            compiled.wait()
-            asked.sampling.ClearField("grammar")
-        return build(asked)
+    async def slowly(asked: verify_pb2.GenerateRequest) -> list[Session]:
+        await compiled.wait()
+        asked.sampling.ClearField("grammar")
+        return calls._factory.build(asked)
 
-    monkeypatch.setattr(calls._factory, "build", slowly)
+    monkeypatch.setattr(calls._factory, "build_with_grammar", slowly)
     asked = request([1], GREEDY)
     asked.sampling.grammar.regex = "a"
     caller = Caller(service.stub)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import math
@@ -284,6 +285,25 @@ def test_what_would_take_for_ever_is_refused_and_nobody_waits_for_it(
         compiler.compile(grammar)
 
 
+@pytest.mark.asyncio
+async def test_who_waits_for_the_same_grammar_holds_no_thread(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, go_on, tried = asyncio.get_running_loop(), threading.Event(), list[str]()
+    loop.set_default_executor(ThreadPoolExecutor(2))
+    monkeypatch.setattr(grammar_trial, "ends", lambda grammar, *_: tried.append(grammar) or go_on.wait())
+    shared = common_pb2.Grammar(regex="d" + "&" * 9)
+    equals = [asyncio.create_task(compiler.settle(shared)) for _ in range(5)]
+    await compiler.settle(common_pb2.Grammar(regex="e+"))
+    equals[0].cancel()  # the one that had it compiled
+    equals[1].cancel()
+    await asyncio.sleep(0)
+    go_on.set()
+    await asyncio.gather(*equals[2:])
+    assert compiler.compile(shared).dead_end() is None
+    assert len(tried) == 1
+
+
 def test_trials_are_bounded_shared_and_no_matter_to_patterns_that_do_not_meet(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -334,9 +354,11 @@ def test_rows_beyond_the_tokenizer_are_forbidden(compiler: GrammarCompiler, toke
     assert (row[tokenizer.get_vocab_size() :] == -math.inf).all()
 
 
-def test_grammars_are_counted(compiler: GrammarCompiler) -> None:
+@pytest.mark.asyncio
+async def test_grammars_are_counted(compiler: GrammarCompiler) -> None:
     fresh = GrammarCompiler(compiler._tokenizer_path.parent, vocab_size=compiler._vocab_size, eos_token_ids=(EOS,))
     for source in ("ab+", "ab+", "a(", "ab*"):
+        await fresh.settle(common_pb2.Grammar(regex=source))
         with contextlib.suppress(InvalidArgument):
             fresh.compile(common_pb2.Grammar(regex=source))
     counted = fresh.totals

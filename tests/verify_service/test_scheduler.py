@@ -271,6 +271,16 @@ def test_the_longest_cached_prefix_goes_first_where_that_is_the_policy() -> None
     assert scheduler.admit() == [nearest, near, other]
 
 
+def test_without_a_free_row_no_prefix_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler, factory = make_scheduler(200, lpm=True), make_factory()
+    running = [session for _ in range(MAX_RUNNING) for session in make_sessions(factory, [0, 1, 2])]
+    scheduler.submit(running)
+    assert scheduler.admit() == running
+    scheduler.submit(make_sessions(factory, [0, 1, 2, 0]))
+    monkeypatch.setattr(scheduler.cache, "match", pytest.fail)
+    assert scheduler.admit() == []
+
+
 def test_who_was_overtaken_often_enough_goes_before_longer_prefixes() -> None:
     scheduler, factory = make_scheduler(200, lpm=True), make_factory()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import grpc.aio
@@ -21,7 +21,7 @@ from tests.fakes import ByteTokenizer, ToyModel
 from tests.verify_service.conftest import FINGERPRINT, Serve, Service, error_of, tokens_of
 from tests.verify_service.rig import prompt_of, request
 from verify_service.app import SERVICE
-from verify_service.commands import Cancel
+from verify_service.commands import Cancel, FlushCache
 
 MODEL = ToyModel(vocab_size=32, order=3)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20)
@@ -305,6 +305,29 @@ async def test_a_flushed_cache_shares_nothing(serve: Serve) -> None:
     assert flushed.freed_pages >= len(prompt)
     assert flushed.kept_pages == 0
     assert await cached() == 0
+
+
+@pytest.mark.asyncio
+async def test_flushes_that_wait_for_the_engine_are_one(serve: Serve) -> None:
+    service = await serve(MODEL)
+    await service.generate(request(list(range(1, 20)), GREEDY))
+    service.gate.close(0)
+    task = asyncio.create_task(service.generate(request([1], GREEDY)))
+    await service.gate.at_step()
+    context = cast("grpc.aio.ServicerContext", None)
+    calls = [
+        asyncio.create_task(service.servicer.FlushCache(verify_pb2.FlushCacheRequest(), context)) for _ in range(3)
+    ]
+    await service.inbox.until(lambda: FlushCache in service.inbox.kinds)
+    calls.pop(0).cancel()
+    service.gate.open()
+    first, second = await asyncio.gather(*calls)
+    assert first == second
+    assert first.freed_pages > 0
+    assert service.inbox.kinds.count(FlushCache) == 1
+    await task
+    await service.stub.FlushCache(verify_pb2.FlushCacheRequest())
+    assert service.inbox.kinds.count(FlushCache) == 2
 
 
 @pytest.mark.asyncio

@@ -212,6 +212,38 @@ async def test_a_text_is_continued_from_itself_prediction_and_corpora_without_a_
     assert drafter.corpus.num_nodes == before
 
 
+@pytest.mark.asyncio
+async def test_a_long_text_takes_no_room_from_sessions(make: Any) -> None:
+    drafter = make(speculative_ngram_capacity=20_000)
+    text, other = np.random.default_rng(0).integers(0, 1_000, (2, 6_000)).astype(np.int32)
+    opened(drafter, text[:500].tolist())
+    drafter.corpora.load("", "one", other[:100]).result()
+    before, asking = drafter.corpus.num_nodes, session(text[200:208].tolist())
+    drafted = draft(drafter, asking).tokens.tolist()
+    own = TextRequest(np.concatenate([other, other[5_000:5_008]]), vocabulary="v")
+    assert (await drafter.propose(own)).tokens.tolist()[0] == other[5_008]
+    await drafter.propose(TextRequest(text[200:208], prediction=other, vocabulary="v"))
+    assert drafter.corpus.num_nodes == before
+    assert drafted
+    assert draft(drafter, asking).tokens.tolist() == drafted
+
+
+@pytest.mark.asyncio
+async def test_a_texts_own_matches_and_others_are_read_as_if_they_were_in_one_trie(make: Any) -> None:
+    texts = np.random.default_rng(1).integers(0, 6, (60, 3, 40)).astype(np.int32)
+    for name, (own, shared, predicted) in enumerate(texts):
+        drafter = make(speculative_ngram_match_type=("BFS", "PROB")[name % 2])
+        load(drafter, "", "shared", *shared)
+        scope = f"{name}"
+        found = await drafter.propose(TextRequest(own, prediction=predicted, corpus_scope=scope))
+        names = [("prediction",), ("own",), *drafter.corpora.names(scope)]
+        drafter.corpus.insert(names[0], predicted).result()
+        drafter.corpus.insert(names[1], own).result()
+        expected = drafter._matched(names, own, Wishes(), 11, 18, 1000, predicted=names[0])
+        for field in ("tokens", "parents", "probabilities", "from_prediction"):
+            np.testing.assert_array_equal(getattr(found, field), getattr(expected, field))
+
+
 def test_sessions_read_corpora_of_their_scope_and_everyones(make: Any) -> None:
     drafter = make(speculative_ngram_scope="session")
     load(drafter, "", "one", 8, 80)
