@@ -43,7 +43,7 @@ def proposal(held: Held, **fields: Any) -> verify_pb2.Proposal:
 
 
 MALFORMED: dict[str, tuple[dict[str, Any], str]] = {
-    "a parent behind its child": ({"parents": pack_ids([1, -1])}, r"parents[0] is 1; it must be from -1 to -1"),
+    "a parent behind its child": ({"parents": pack_ids([1, -1])}, "parents[0] is 1; it must be -1, the root"),
     "a node that is its own parent": ({"parents": pack_ids([-1, 1])}, "parents[1] is 1"),
     "a parent before the root": ({"parents": pack_ids([-2, 0])}, "parents[0] is -2"),
     "two siblings with one token": (
