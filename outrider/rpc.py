@@ -12,7 +12,6 @@ import grpc
 import grpc.aio
 from google.protobuf import descriptor_pool
 from google.protobuf.descriptor import FileDescriptor
-from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
@@ -125,7 +124,7 @@ def add_health_and_reflection(server: grpc.aio.Server, service_names: Sequence[s
     servicer = Health()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     names = [*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME]
-    reflection.enable_server_reflection(names, server, pool=cast(DescriptorPool, _MethodsToo()))
+    reflection.enable_server_reflection(names, server, pool=cast(descriptor_pool.DescriptorPool, _MethodsToo()))
     set_serving(servicer, service_names, False)
     return servicer
 
