@@ -14,12 +14,14 @@ from verify_service.assignment import Assignment
 from verify_service.counting import DraftTotals
 from verify_service.drafter_record import DrafterRecord
 from verify_service.outbox import RoundOutbox
-from verify_service.proposals import Refusal
+from verify_service.proposals import Refusal, Refused
 from verify_service.replies import ReplyTimes
 from verify_service.session import Session
 
 # A drafter that let this many waits run out is not waited for until it answers.
 MAX_MISSED_IN_A_ROW = 2
+# Proposals of a stream that went stale, after which no more are explained.
+MAX_EXPLAINED = 8
 
 
 class Mode(enum.Enum):
@@ -76,16 +78,21 @@ class Drafter:
         assignment = self.assignments.get(session)
         return assignment if assignment is not None and assignment.generation == generation else None
 
-    def refuse(self, session: int, generation: int, proposal_id: int, why: Refusal, detail: str = "") -> None:
+    @property
+    def is_told_why(self) -> bool:
+        """Whether it is told in words why a proposal is stale: whoever errs in positions sees it by the first few."""
+        return self.counts[Refusal.STALE.value] < MAX_EXPLAINED
+
+    def refuse(self, session: int, generation: int, refused: Refused) -> None:
         """Counts a refused proposal and tells the drafter."""
-        self.counts[why.value] += 1
+        self.counts[refused.why.value] += 1
         self.refusals += 1
         self.outbox.reject(
             verify_pb2.Rejected(
                 session=session,
                 generation=generation,
-                proposal_id=proposal_id,
-                reason=f"REJECT_REASON_{why.name}",
-                detail=detail[:MAX_DETAIL_CHARS],
+                proposal_id=refused.proposal_id,
+                reason=f"REJECT_REASON_{refused.why.name}",
+                detail=refused.detail[:MAX_DETAIL_CHARS],
             )
         )
