@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from outrider.row_ring import RowRing
+from outrider.telemetry import get_logger
 from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import MAX_DETAIL_CHARS
 from verify_service.assignment import Assignment
@@ -17,6 +18,8 @@ from verify_service.outbox import RoundOutbox
 from verify_service.proposals import Refusal, Refused
 from verify_service.replies import ReplyTimes
 from verify_service.session import Session
+
+log = get_logger(__name__)
 
 # A drafter that let this many waits run out is not waited for until it answers.
 MAX_MISSED_IN_A_ROW = 2
@@ -55,6 +58,7 @@ class Drafter:
     refusals: int = 0
     missed_in_a_row: int = 0  # waits that ran out since its last answer
     ring: RowRing | None = None  # for feature rows, where it seems to run on this host
+    _mistakes: set[str] = field(default_factory=set)  # that were logged
 
     @property
     def stalled(self) -> bool:
@@ -82,6 +86,12 @@ class Drafter:
     def is_told_why(self) -> bool:
         """Whether it is told in words why a proposal is stale: whoever errs in positions sees it by the first few."""
         return self.counts[Refusal.STALE.value] < MAX_EXPLAINED
+
+    def log_mistake(self, what: str) -> None:
+        """Logs a mistake that the drafter is not told of, once for its stream. Any thread may."""
+        if what not in self._mistakes:
+            self._mistakes.add(what)
+            log.warning(what, drafter=self.drafter_id)
 
     def refuse(self, session: int, generation: int, refused: Refused) -> None:
         """Counts a refused proposal and tells the drafter."""
