@@ -85,14 +85,16 @@ class RowRing:
         """One past the number of the last row that was written."""
         return self._head
 
-    def prove(self, nonce: bytes) -> None:
-        """The reader has sent what it found in the header: if that is right, rows may be written.
+    def prove(self, nonce: bytes) -> bool:
+        """The reader has sent what it found in the header; returns whether that is right. If so, rows may be written.
 
         The file goes then: both have the memory.
         """
-        if secrets.compare_digest(nonce, self._nonce):
+        is_right = secrets.compare_digest(nonce, self._nonce)
+        if is_right:
             self.proven = True
             self.unlink()
+        return is_right
 
     def unlink(self) -> None:
         """Removes the name; the memory goes when neither side has it any more."""
@@ -115,10 +117,11 @@ class RowRing:
         self._head, self._tail = first + count, tail
         return first
 
-    def read(self, last: int) -> None:
-        """Notes that the rows up to number `last` have been read; what was not written yet cannot have been."""
+    def read(self, last: int) -> bool:
+        """Notes that the rows up to number `last` have been read; False where that one was not written yet."""
         if self._tail <= last < self._head:
             self._tail = last + 1
+        return last < self._head
 
 
 class RowReader:

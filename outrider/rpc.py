@@ -6,10 +6,12 @@ import functools
 import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import grpc.aio
+from google.protobuf import descriptor_pool
+from google.protobuf.descriptor import FileDescriptor
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
@@ -102,11 +104,27 @@ def create_server(
     )
 
 
+class _MethodsToo:
+    """The pool of all descriptors. As reflection's protocol has it, a file is found by the name of a method too."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(descriptor_pool.Default(), name)
+
+    def FindFileContainingSymbol(self, symbol: str) -> FileDescriptor:
+        """The file of a message, field, service, method or the like. KeyError where there is none."""
+        pool = descriptor_pool.Default()
+        try:
+            return pool.FindFileContainingSymbol(symbol)
+        except KeyError:
+            return pool.FindMethodByName(symbol).containing_service.file
+
+
 def add_health_and_reflection(server: grpc.aio.Server, service_names: Sequence[str]) -> Health:
     """Serves grpc.health.v1 (all NOT_SERVING until set_serving) and reflection beside `service_names`."""
     servicer = Health()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-    reflection.enable_server_reflection([*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+    names = [*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME]
+    reflection.enable_server_reflection(names, server, pool=cast(descriptor_pool.DescriptorPool, _MethodsToo()))
     set_serving(servicer, service_names, False)
     return servicer
 

@@ -243,7 +243,8 @@ def _checked_links(tokens: list[int], parents: list[int]) -> dict[int, dict[int,
     for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
         siblings = links.setdefault(parent, {})
         if parent >= node or parent < ROOT:
-            raise InvalidArgument(f"parents[{node}] is {parent}; it must be from -1 to {node - 1}", field="parents")
+            allowed = f"from -1, the root, to {node - 1}" if node else "-1, the root"
+            raise InvalidArgument(f"parents[{node}] is {parent}; it must be {allowed}", field="parents")
         if token in siblings:
             raise InvalidArgument(
                 f"tokens[{node}] repeats token {token} of its sibling {siblings[token]}", field="tokens"

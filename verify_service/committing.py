@@ -20,7 +20,7 @@ from verify_service.drafter import Drafter
 from verify_service.drafters import Drafters
 from verify_service.features import FeatureSender
 from verify_service.planner import Work
-from verify_service.proposals import Match, Refusal
+from verify_service.proposals import Match
 from verify_service.scheduler import Scheduler
 from verify_service.session import Session
 
@@ -217,8 +217,9 @@ class Committer:
         if not len(assignment.book):
             return
         session = assignment.session
-        for proposal_id in assignment.book.advance(session.committed):
-            assignment.drafter.refuse(session.session_id, assignment.generation, proposal_id, Refusal.STALE)
+        drafter = assignment.drafter
+        for refused in assignment.book.advance(session.committed, explain=drafter.is_told_why):
+            drafter.refuse(session.session_id, assignment.generation, refused)
 
     def _finish(self, session: Session) -> None:
         assignment = self._drafters.of(session)

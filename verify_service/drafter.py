@@ -8,18 +8,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from outrider.row_ring import RowRing
+from outrider.telemetry import get_logger
 from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import MAX_DETAIL_CHARS
 from verify_service.assignment import Assignment
 from verify_service.counting import DraftTotals
 from verify_service.drafter_record import DrafterRecord
 from verify_service.outbox import RoundOutbox
-from verify_service.proposals import Refusal
+from verify_service.proposals import Refusal, Refused
 from verify_service.replies import ReplyTimes
 from verify_service.session import Session
 
+log = get_logger(__name__)
+
 # A drafter that let this many waits run out is not waited for until it answers.
 MAX_MISSED_IN_A_ROW = 2
+# Proposals of a stream that went stale, after which no more are explained.
+MAX_EXPLAINED = 8
 
 
 class Mode(enum.Enum):
@@ -53,6 +58,7 @@ class Drafter:
     refusals: int = 0
     missed_in_a_row: int = 0  # waits that ran out since its last answer
     ring: RowRing | None = None  # for feature rows, where it seems to run on this host
+    _mistakes: set[str] = field(default_factory=set)  # that were logged
 
     @property
     def stalled(self) -> bool:
@@ -76,16 +82,27 @@ class Drafter:
         assignment = self.assignments.get(session)
         return assignment if assignment is not None and assignment.generation == generation else None
 
-    def refuse(self, session: int, generation: int, proposal_id: int, why: Refusal, detail: str = "") -> None:
+    @property
+    def is_told_why(self) -> bool:
+        """Whether it is told in words why a proposal is stale: whoever errs in positions sees it by the first few."""
+        return self.counts[Refusal.STALE.value] < MAX_EXPLAINED
+
+    def log_mistake(self, what: str) -> None:
+        """Logs a mistake that the drafter is not told of, once for its stream. Any thread may."""
+        if what not in self._mistakes:
+            self._mistakes.add(what)
+            log.warning(what, drafter=self.drafter_id)
+
+    def refuse(self, session: int, generation: int, refused: Refused) -> None:
         """Counts a refused proposal and tells the drafter."""
-        self.counts[why.value] += 1
+        self.counts[refused.why.value] += 1
         self.refusals += 1
         self.outbox.reject(
             verify_pb2.Rejected(
                 session=session,
                 generation=generation,
-                proposal_id=proposal_id,
-                reason=f"REJECT_REASON_{why.name}",
-                detail=detail[:MAX_DETAIL_CHARS],
+                proposal_id=refused.proposal_id,
+                reason=f"REJECT_REASON_{refused.why.name}",
+                detail=refused.detail[:MAX_DETAIL_CHARS],
             )
         )

@@ -12,6 +12,7 @@ from outrider.wire import MAX_NAME_CHARS, WIRE_VERSION
 from verify_service.target import Target
 
 _NAMES = {"drafter_id": 1, "draft_model": 0, "host_id": 0, "boot_id": 0}  # and the least that each must have
+_DTYPES = {number: name for name, number in common_pb2.Dtype.items()}
 _shown = reprlib.Repr()
 _shown.maxstring, _shown.maxlist = 128, 64  # of values that both sides are told
 
@@ -34,7 +35,10 @@ def check_enlist(enlist: verify_pb2.Enlist, target: Target) -> bool:
     if theirs.vocab_fingerprint:
         _same("target.vocab_fingerprint", theirs.vocab_fingerprint, model.vocab_fingerprint)
     if theirs.vocab_size > model.vocab_size:
-        _same("target.vocab_size", theirs.vocab_size, model.vocab_size)
+        raise FailedPrecondition(
+            f"target.vocab_size is {theirs.vocab_size}; this target's is {model.vocab_size}, and it may be no larger",
+            field="enlist.target.vocab_size",
+        )
     kind = enlist.features.kind
     if kind not in common_pb2.FeatureKind.values():
         known = ", ".join(common_pb2.FeatureKind.keys())
@@ -47,7 +51,8 @@ def check_enlist(enlist: verify_pb2.Enlist, target: Target) -> bool:
         _same("features.kind", common_pb2.FeatureKind.Name(kind), common_pb2.FeatureKind.Name(ours.kind), fix)
         _same("features.aux_layers", layers, list(ours.aux_layers), fix)
         _same("features.width", enlist.features.width or ours.width, ours.width)
-        _same("features.dtype", enlist.features.dtype or ours.dtype, ours.dtype)
+        dtype = enlist.features.dtype or ours.dtype
+        _same("features.dtype", _DTYPES.get(dtype, dtype), _DTYPES[ours.dtype])
     return needs_features
 
 

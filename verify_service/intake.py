@@ -11,7 +11,7 @@ from outrider.wire import MAX_DETAIL_CHARS
 from verify_service.commands import Arrived
 from verify_service.drafter import Drafter
 from verify_service.drafters import MAX_REFUSALS, REFUSALS_FORGIVEN, Drafters
-from verify_service.proposals import Refusal
+from verify_service.proposals import Refusal, Refused
 
 log = get_logger(__name__)
 
@@ -63,27 +63,28 @@ def _take(drafters: Drafters, drafter: Drafter, arrived: Arrived) -> None:
     assignment = drafter.find(arrived.session, arrived.generation)
     proposal = arrived.proposal
     if assignment is None or proposal is None:
-        drafter.refuse(arrived.session, arrived.generation, arrived.proposal_id, Refusal.FOREIGN)
+        drafter.refuse(arrived.session, arrived.generation, Refused(arrived.proposal_id, Refusal.FOREIGN))
         return
     session = assignment.session
     try:
         if isinstance(proposal, InvalidArgument):
             raise proposal
         num_idle = assignment.book.num_idle
-        refused = assignment.book.add(proposal, session.committed)
+        gone = assignment.book.add(proposal, session.committed, explain=drafter.is_told_why)
     except InvalidArgument as error:
         log.warning("malformed proposal", drafter=drafter.drafter_id, session=session.session_id, error=error.message)
-        drafter.refuse(arrived.session, arrived.generation, arrived.proposal_id, Refusal.MALFORMED, error.message)
+        malformed = Refused(arrived.proposal_id, Refusal.MALFORMED, error.message)
+        drafter.refuse(arrived.session, arrived.generation, malformed)
         drafters.close(session, verify_pb2.CLOSE_REASON_QUARANTINED, bar=True)
         return
-    for proposal_id, why in refused:
-        drafter.refuse(arrived.session, arrived.generation, proposal_id, why)
+    for refused in gone:
+        drafter.refuse(arrived.session, arrived.generation, refused)
     if assignment.book.num_idle > num_idle:
         drafter.refusals += 1
-    elif not refused and proposal.tree_len > assignment.forgiven_len:
+    elif not gone and proposal.tree_len > assignment.forgiven_len:
         assignment.forgiven_len = proposal.tree_len
         drafter.refusals = max(0, drafter.refusals - REFUSALS_FORGIVEN)
-    if not refused or all(proposal_id != arrived.proposal_id for proposal_id, _ in refused):
+    if all(refused.proposal_id != arrived.proposal_id for refused in gone):
         drafter.counts["kept"] += 1
         drafter.totals.proposed_tokens += len(proposal.tree)
     if not proposal.is_early:

@@ -105,15 +105,16 @@ class Planner:
             if assignment.is_silenced and not len(assignment.book):
                 continue  # of many silent sessions each costs every step
             assignment.brake.fixed = self.is_fixed(session)
-            remaining = session.remaining
+            remaining, speculation = session.remaining, session.speculation
             if session.num_uncomputed != 1 or session.output_len == 0 or remaining <= 1:
                 continue
             found = assignment.book.match()
             if found is not None:
                 if session.grammar is not None:
                     found = found.allowed_by(session.grammar)
-                limit = min(self._max_nodes, (session.speculation.num_draft_tokens or self._max_nodes + 1) - 1)
-                assignment.match = match = found.kept(limit, remaining - 1)
+                limit = min(self._max_nodes, (speculation.num_draft_tokens or self._max_nodes + 1) - 1)
+                depth = min(remaining - 1, speculation.num_steps or remaining)
+                assignment.match = match = found.kept(limit, depth)
                 self._follow(assignment)
                 assignment.hindsight.watch(match, session.committed_len)
                 if not assignment.brake.fixed:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,14 @@ class Refusal(enum.Enum):
     FOREIGN = "foreign"
     MALFORMED = "malformed"
     CROWDED = "crowded"
+
+
+class Refused(NamedTuple):
+    """A proposal that is not kept. detail: where it went stale, in words, if that was asked for."""
+
+    proposal_id: int
+    why: Refusal
+    detail: str = ""
 
 
 @dataclass(eq=False, slots=True)  # not frozen: there are many each step, and those take twice as long to make
@@ -100,7 +109,7 @@ class _Walk:
     """How far what is committed has been followed into a proposal."""
 
     proposal: Proposal
-    pos: int  # committed length followed so far
+    pos: int  # committed length followed so far, or up to where the walk broke
     node: int = ROOT  # where the walk stands once all assumed tokens are confirmed
     used: bool = False  # verified at least once
     standing: _Standing = _Standing.PENDING
@@ -118,7 +127,7 @@ class _Walk:
                 siblings = links.get(node)
                 child = None if siblings is None else siblings.get(token)
             if child is None:
-                self.standing = _Standing.STALE
+                self.pos, self.node, self.standing = pos, node, _Standing.STALE
                 return _Standing.STALE
             node = child
         self.pos, self.node = committed_len, node
@@ -129,6 +138,19 @@ class _Walk:
         else:
             self.standing = _Standing.STALE if links else _Standing.DECLINES
         return self.standing
+
+    def stale(self, committed: Ids, *, explain: bool) -> Refused:
+        """The refusal of a stale walk's proposal."""
+        return Refused(self.proposal.proposal_id, Refusal.STALE, self._break(committed) if explain else "")
+
+    def _break(self, committed: Ids) -> str:
+        place = "the root" if self.node == ROOT else f"node {self.node}"
+        if self.pos == len(committed):
+            return f"{place} is committed at {self.pos - 1}, and nothing hangs below it"
+        token, guess = committed[self.pos], self.pos - self.proposal.base_len
+        if self.pos < self.proposal.tree_len:
+            return f"assumed[{guess}] is {self.proposal.assumed[guess]}; {token} is committed at {self.pos}"
+        return f"no child of {place} is {token}, which is committed at {self.pos}"
 
 
 class ProposalBook:
@@ -151,39 +173,41 @@ class ProposalBook:
         """Proposals kept, the one being verified included."""
         return len(self._kept) + (self._verifying is not None)
 
-    def add(self, proposal: Proposal, committed: Ids) -> list[tuple[int, Refusal]]:
-        """Keeps a proposal; returns what was refused or pushed out: (proposal_id, why).
+    def add(self, proposal: Proposal, committed: Ids, *, explain: bool = False) -> list[Refused]:
+        """Keeps a proposal; returns what was refused or pushed out. explain: in words where it is stale.
 
         InvalidArgument when it breaks a rule that only this session's state can tell: the session is quarantined.
         """
         if proposal.proposal_id <= self._last_id:
-            return [(proposal.proposal_id, Refusal.REPLAYED)]
+            if proposal.proposal_id < 1:  # as it is where nobody set it
+                raise InvalidArgument(f"proposal_id is {proposal.proposal_id}; ids begin at 1", field="proposal_id")
+            return [Refused(proposal.proposal_id, Refusal.REPLAYED)]
         self._check(proposal, len(committed))
         self._last_id = proposal.proposal_id
         walk = _Walk(proposal, pos=proposal.base_len)
         if walk.follow(committed, len(committed)) is _Standing.STALE:
             if len(proposal.tree):
-                return [(proposal.proposal_id, Refusal.STALE)]
+                return [walk.stale(committed, explain=explain)]
             # A decline whose position has passed has nothing to be stale.
             self.num_idle += proposal.tree_len <= self._declined_len
             self._declined_len = max(self._declined_len, proposal.tree_len)
             return []
         self._kept.append(walk)
-        refused: list[tuple[int, Refusal]] = []
+        refused: list[Refused] = []
         while len(self._kept) > self._max_kept:
-            refused.append((self._kept.pop(0).proposal.proposal_id, Refusal.CROWDED))
+            refused.append(Refused(self._kept.pop(0).proposal.proposal_id, Refusal.CROWDED))
         return refused
 
-    def advance(self, committed: Ids) -> list[int]:
-        """Follows newly committed tokens; returns the ids of proposals that went stale unused."""
-        stale: list[int] = []
+    def advance(self, committed: Ids, *, explain: bool = False) -> list[Refused]:
+        """Follows newly committed tokens; returns the proposals that went stale unused. explain: in words."""
+        stale: list[Refused] = []
         verified, self._verifying = self._verifying, None
         kept: list[_Walk] = []
         for walk in self._kept if verified is None else [verified, *self._kept]:
             if walk.follow(committed, len(committed)) is not _Standing.STALE:
                 kept.append(walk)
             elif not walk.used and len(walk.proposal.tree):
-                stale.append(walk.proposal.proposal_id)
+                stale.append(walk.stale(committed, explain=explain))
         if len(kept) > 1:
             kept.sort(key=lambda walk: walk.proposal.proposal_id)
         self._kept = kept

@@ -213,6 +213,7 @@ class SessionFactory:
         return Speculation(
             enabled=pb.enabled if pb.HasField("enabled") else True,
             algorithm=algorithm,
+            num_steps=wire.num_steps if pb.HasField("num_steps") else None,
             num_draft_tokens=wire.num_draft_tokens if pb.HasField("num_draft_tokens") else None,
             accept_threshold_single=thresholds[0],
             accept_threshold_acc=thresholds[1],

@@ -69,8 +69,8 @@ class Scheduler:
         """Queues the choices of one request. ResourceExhausted (and nothing queued) when too many wait."""
         if len(self.waiting) + len(sessions) > self._max_queued + len(self._rows):
             raise ResourceExhausted(
-                f"{len(self.waiting)} sessions wait, {len(self._rows)} could begin, and {len(sessions)} more would have"
-                f" more than {self._max_queued} wait; try again later",
+                f"the queue has no room for {len(sessions)} more: {len(self.waiting)} sessions wait, "
+                f"{len(self._rows)} can begin, and at most {self._max_queued} may be left waiting; try again later",
                 retry_after_s=RETRY_SOON_S,
             )
         for session in sessions:

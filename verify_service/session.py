@@ -37,6 +37,7 @@ class Speculation:
 
     enabled: bool
     algorithm: common_pb2.Algorithm
+    num_steps: int | None
     num_draft_tokens: int | None
     accept_threshold_single: float
     accept_threshold_acc: float

@@ -216,8 +216,9 @@ class DrafterStream:
                         raise ResourceExhausted(
                             f"a frame has {len(proposals)} proposals; at most {MAX_ENTRIES} are taken"
                         )
-                    if drafter.ring is not None and proposed.HasField("shared_memory_nonce"):
-                        drafter.ring.prove(proposed.shared_memory_nonce)
+                    ring, nonce = drafter.ring, proposed.shared_memory_nonce
+                    if ring is not None and proposed.HasField("shared_memory_nonce") and not ring.prove(nonce):
+                        drafter.log_mistake("shared_memory_nonce is not what the ring's header begins with")
                     read = proposed.consumed_slot_seq if proposed.HasField("consumed_slot_seq") else None
                     arrived, brings_early = await self._parse(proposals, drafter)
                     self._hand_over(ProposalsArrived(drafter, arrived, read), brings_early=brings_early)

@@ -249,8 +249,8 @@ class StepLoop:
         for command in commands:
             match command:
                 case ProposalsArrived(drafter, proposals, read):
-                    if read is not None and drafter.ring is not None:
-                        drafter.ring.read(read)
+                    if read is not None and drafter.ring is not None and not drafter.ring.read(read):
+                        drafter.log_mistake("consumed_slot_seq is above the last row that was written")
                     take_proposals(self.drafters, drafter, proposals)
                 case Submit(sessions):
                     self._submit(sessions)

@@ -16,6 +16,7 @@ import grpc
 import grpc.aio
 import pytest
 import uvloop
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
@@ -233,6 +234,33 @@ async def test_health_and_reflection_answer(tmp_path: Path) -> None:
         async for listed in reflection.ServerReflectionInfo(iter(asked)):
             names = {service.name for service in listed.list_services_response.service}
             assert {SERVICE, "grpc.health.v1.Health"} <= names
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("symbol", "file"),
+    [
+        ("outrider.v1.VerifyService", "outrider/v1/verify.proto"),
+        ("outrider.v1.VerifyService.Generate", "outrider/v1/verify.proto"),
+        ("outrider.v1.GenerateRequest.request_id", "outrider/v1/verify.proto"),
+        ("grpc.health.v1.Health.Check", "grpc_health/v1/health.proto"),
+        ("outrider.v1.VerifyService.Nothing", None),
+        ("outrider.v1.Nothing.Generate", None),
+        ("outrider.v1.GenerateRequest.nothing", None),
+        ("nothing", None),
+        ("", None),
+    ],
+)
+async def test_reflection_finds_the_file_of_a_name(tmp_path: Path, symbol: str, file: str | None) -> None:
+    async with serving(f"unix:{tmp_path}/a.sock", Method=unary(NotFound("x"))) as channel:
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        asked = [reflection_pb2.ServerReflectionRequest(file_containing_symbol=symbol)]
+        (found,) = [answer async for answer in stub.ServerReflectionInfo(iter(asked))]
+    if file is None:
+        assert found.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
+    else:
+        first = FileDescriptorProto.FromString(found.file_descriptor_response.file_descriptor_proto[0])
+        assert first.name == file
 
 
 @pytest.mark.asyncio

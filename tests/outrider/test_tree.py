@@ -86,7 +86,7 @@ def test_empty_and_chain() -> None:
         ((1, 2, 3), (-1, 0, 1), "tokens", "3 nodes; at most 2"),
         ((1, 9), (-1, 0), "tokens", r"tokens\[1\] is 9; token ids are from 0 to 8"),
         ((-1,), (-1,), "tokens", r"tokens\[0\] is -1"),
-        ((1, 2), (-1, 1), "parents", r"parents\[1\] is 1; it must be from -1 to 0"),
+        ((1, 2), (-1, 1), "parents", r"parents\[1\] is 1; it must be from -1, the root, to 0"),
         ((1, 2), (1, -1), "parents", r"parents\[0\] is 1"),
         ((1,), (-2,), "parents", r"parents\[0\] is -2"),
         ((4, 4), (-1, -1), "tokens", "repeats token 4 of its sibling 0"),

@@ -90,6 +90,24 @@ async def test_who_enlists_is_told_the_target_and_its_own_limits(serve: Serve) -
             "features.width",
             (8, 24),
         ),
+        (
+            {
+                "target": common_pb2.ModelInfo(hidden_size=8),
+                "features": common_pb2.FeatureLayout(
+                    kind=common_pb2.FEATURE_KIND_LAST, dtype=common_pb2.DTYPE_BFLOAT16
+                ),
+            },
+            "features.dtype",
+            ("DTYPE_FLOAT32", "DTYPE_BFLOAT16"),
+        ),
+        (
+            {
+                "target": common_pb2.ModelInfo(hidden_size=8),
+                "features": common_pb2.FeatureLayout(kind=common_pb2.FEATURE_KIND_LAST, dtype=77),  # type: ignore[arg-type]
+            },
+            "features.dtype",
+            ("DTYPE_FLOAT32", 77),
+        ),
     ],
 )
 async def test_who_does_not_fit_is_refused_with_both_values(

@@ -13,6 +13,7 @@ from pathlib import Path
 import grpc
 import grpc.aio
 import pytest
+from structlog.testing import capture_logs
 
 from outrider.row_ring import RowRing, host_id
 from outrider.sampling import SamplingParams
@@ -25,7 +26,7 @@ from tests.verify_service.conftest import Serve, Service, layout, tokens_of
 from tests.verify_service.held import OUTPUT, hold
 from tests.verify_service.rig import prompt_of, request
 from verify_service import feature_calls
-from verify_service.commands import ReadFeatures
+from verify_service.commands import ProposalsArrived, ReadFeatures
 from verify_service.feature_calls import (
     MAX_CALLS,
     MAX_CALLS_PER_DRAFTER,
@@ -233,6 +234,26 @@ async def test_where_memory_is_short_a_small_ring_is_offered(serve: Serve, monke
     service = await serve(MODEL, feature_width=WIDE, drafter_outbox_bytes=3 * SMALL_RING_BYTES)
     offered = (await head(service, WIDE, host=host_id())).enlisted.shared_memory
     assert offered.num_slots * offered.slot_bytes == SMALL_RING_BYTES
+
+
+@pytest.mark.asyncio
+async def test_wrong_use_of_shared_memory_is_logged_once_for_each_stream(serve: Serve) -> None:
+    service = await serve(MODEL, feature_width=NARROW, max_draft_wait_ms=0.0)
+    with capture_logs() as logs:
+        for name in ("one", "other"):
+            drafter = await head(service, NARROW, name=name, host=host_id())  # which sends the right nonce first
+            for _ in range(2):
+                frame = verify_pb2.Proposals(shared_memory_nonce=b"wrong", consumed_slot_seq=10**6)
+                drafter.send_frame(verify_pb2.SpeculateRequest(proposals=frame))
+        await service.inbox.until(lambda: service.inbox.kinds.count(ProposalsArrived) == 6)
+        assert tokens_of(await service.generate(request(PROMPT, PARAMS))) == TEXT[100:140]
+        await service.inbox.idle()
+    mistakes = {
+        "shared_memory_nonce is not what the ring's header begins with",
+        "consumed_slot_seq is above the last row that was written",
+    }
+    told = [(line["drafter"], line["event"]) for line in logs if line["event"] in mistakes]
+    assert sorted(told) == sorted((name, event) for name in ("one", "other") for event in mistakes)
 
 
 @pytest.mark.asyncio

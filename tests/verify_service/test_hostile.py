@@ -25,6 +25,7 @@ from tests.verify_service.rig import request
 from verify_service import hosts, speculate
 from verify_service.app import SERVICE
 from verify_service.commands import DrafterJoined, DrafterLeft, ProposalsArrived, Submit
+from verify_service.drafter import MAX_EXPLAINED
 
 NODES = [5, 6]
 
@@ -43,7 +44,7 @@ def proposal(held: Held, **fields: Any) -> verify_pb2.Proposal:
 
 
 MALFORMED: dict[str, tuple[dict[str, Any], str]] = {
-    "a parent behind its child": ({"parents": pack_ids([1, -1])}, r"parents[0] is 1; it must be from -1 to -1"),
+    "a parent behind its child": ({"parents": pack_ids([1, -1])}, "parents[0] is 1; it must be -1, the root"),
     "a node that is its own parent": ({"parents": pack_ids([-1, 1])}, "parents[1] is 1"),
     "a parent before the root": ({"parents": pack_ids([-2, 0])}, "parents[0] is -2"),
     "two siblings with one token": (
@@ -65,6 +66,7 @@ MALFORMED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "scores of other nodes": ({"scores": b"\0\0\0"}, "2 nodes but 3 scores"),
     "bits of other nodes": ({"from_prediction": b"\0\0"}, "from_prediction has 2 bytes; 2 nodes need 1"),
+    "no id": ({"proposal_id": 0}, "proposal_id is 0; ids begin at 1"),
     "a huge array": ({"tokens": struct.pack("<i", 7) * 100_000}, "100000 tokens but 2 parents"),
 }
 
@@ -84,7 +86,8 @@ async def test_a_malformed_proposal_loses_the_drafter_its_session_and_nobody_els
     await held.drafter.until(lambda: held.drafter.view.closed)
     assert held.drafter.view.closed == {victim: verify_pb2.CLOSE_REASON_QUARANTINED}
     (rejected,) = held.drafter.view.rejected
-    assert (rejected.reason, rejected.proposal_id) == (verify_pb2.REJECT_REASON_MALFORMED, 1)
+    assert rejected.reason == verify_pb2.REJECT_REASON_MALFORMED
+    assert rejected.proposal_id == fields.get("proposal_id", 1)
     assert detail in rejected.detail
     await service.gate.pass_steps(1)
     await spare.until(lambda: spare.view.sessions)
@@ -111,6 +114,22 @@ async def test_a_replayed_proposal_is_verified_once(serve: Serve) -> None:
     assert await held.finish() == OUTPUT[:60]
     assert held.drafter.view.num_credits == 1
     assert [rejected.reason for rejected in held.drafter.view.rejected] == [verify_pb2.REJECT_REASON_REPLAYED] * 2
+
+
+@pytest.mark.asyncio
+async def test_of_stale_proposals_the_first_few_are_explained(serve: Serve) -> None:
+    service = await serve(MODEL, max_draft_wait_ms=0.0)
+    held = await hold(service)
+    wrong = (OUTPUT[0] + 1) % 32
+    count = MAX_EXPLAINED + 2
+    numbers = range(1, count + 1)
+    await held.send(*(proposal(held, proposal_id=n, base_len=2, assumed=pack_ids([wrong])) for n in numbers))
+    await service.gate.pass_steps(1)
+    await held.drafter.until(lambda: len(held.drafter.view.rejected) == count)
+    assert {rejected.reason for rejected in held.drafter.view.rejected} == {verify_pb2.REJECT_REASON_STALE}
+    explained = [f"assumed[0] is {wrong}; {OUTPUT[0]} is committed at 2"] * MAX_EXPLAINED
+    assert [rejected.detail for rejected in held.drafter.view.rejected] == [*explained, "", ""]
+    assert await held.finish() == OUTPUT[:60]
 
 
 @pytest.mark.asyncio

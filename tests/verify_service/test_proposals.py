@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from outrider.errors import InvalidArgument
 from outrider.tree import ROOT, TokenTree
-from verify_service.proposals import Match, Proposal, ProposalBook, Refusal
+from verify_service.proposals import Match, Proposal, ProposalBook, Refusal, Refused
 
 ALPHABET = 2
 MAX_KEPT, MAX_ASSUMED = 3, 4
@@ -136,23 +136,23 @@ class Book(RuleBasedStateMachine):
         self.offer(proposal(self.last_id + 1, base_len, assumed, tokens, parents))
 
     def offer(self, sent: Proposal) -> None:
-        if sent.proposal_id <= self.last_id:
-            assert self.book.add(sent, ids(self.committed)) == [(sent.proposal_id, Refusal.REPLAYED)]
+        if 1 <= sent.proposal_id <= self.last_id:
+            assert self.book.add(sent, ids(self.committed)) == [Refused(sent.proposal_id, Refusal.REPLAYED)]
             return
         in_range = self.prompt_len <= sent.base_len <= len(self.committed)
-        if not in_range or len(sent.assumed) > MAX_ASSUMED:
+        if sent.proposal_id < 1 or not in_range or len(sent.assumed) > MAX_ASSUMED:
             with pytest.raises(InvalidArgument):
                 self.book.add(sent, ids(self.committed))
             return
         self.last_id = sent.proposal_id
-        expected: list[tuple[int, Refusal]] = []
+        expected: list[Refused] = []
         if outcome(sent, self.committed).kind == "gone":
             if len(sent.tree):
-                expected.append((sent.proposal_id, Refusal.STALE))
+                expected.append(Refused(sent.proposal_id, Refusal.STALE))
         else:
             self.kept.append(sent)
             while len(self.kept) > MAX_KEPT:
-                expected.append((self.kept.pop(0).proposal_id, Refusal.CROWDED))
+                expected.append(Refused(self.kept.pop(0).proposal_id, Refusal.CROWDED))
         assert self.book.add(sent, ids(self.committed)) == expected
 
     @rule(tokens=st.lists(st.integers(0, ALPHABET - 1), min_size=1, max_size=4))
@@ -163,7 +163,7 @@ class Book(RuleBasedStateMachine):
         self.kept = [sent for sent in everything if outcome(sent, self.committed).kind != "gone"]
         self.verifying = None
         gone = [
-            sent.proposal_id
+            Refused(sent.proposal_id, Refusal.STALE)
             for sent in everything
             if sent not in self.kept and len(sent.tree) and sent.proposal_id not in self.used
         ]
@@ -228,7 +228,7 @@ def test_a_walk_that_ends_on_a_leaf_is_stale() -> None:
     kept = book()
     assert kept.add(proposal(1, 2, [], [7, 8]), ids([0, 0])) == []
     assert kept.advance(ids([0, 0, 7])) == []
-    assert kept.advance(ids([0, 0, 7, 8])) == [1]
+    assert kept.advance(ids([0, 0, 7, 8])) == [Refused(1, Refusal.STALE)]
 
 
 def test_a_late_decline_is_dropped_in_silence() -> None:
@@ -300,6 +300,41 @@ def test_a_base_len_outside_prompt_and_committed_is_malformed(base_len: int) -> 
     assert caught.value.field == "base_len"
 
 
+@pytest.mark.parametrize("committed", [[0, 0], [0, 0, 7]])
+def test_an_id_of_0_is_malformed(committed: list[int]) -> None:
+    kept = book()
+    for _ in range(2):
+        with pytest.raises(InvalidArgument, match="proposal_id is 0; ids begin at 1") as caught:
+            kept.add(proposal(0, 2, [], [7]), ids(committed))
+        assert caught.value.field == "proposal_id"
+        kept.add(proposal(1, 2, [], [7]), ids(committed))
+
+
+#        -1 -> 0 -> 2 -> 3, -1 -> 1
+BRANCHED = [21, 30, 22, 23], [-1, -1, 0, 2]
+
+
+@pytest.mark.parametrize(
+    ("assumed", "came", "detail"),
+    [
+        ([306], [165], "assumed[0] is 306; 165 is committed at 2"),
+        ([5, 306], [5, 165, 21], "assumed[1] is 306; 165 is committed at 3"),
+        ([], [31], "no child of the root is 31, which is committed at 2"),
+        ([5], [5, 31], "no child of the root is 31, which is committed at 3"),
+        ([], [21, 22, 24], "no child of node 2 is 24, which is committed at 4"),
+        ([], [30, 31], "no child of node 1 is 31, which is committed at 3"),
+        ([], [30], "node 1 is committed at 2, and nothing hangs below it"),
+        ([5], [5, 21, 22, 23], "node 3 is committed at 5, and nothing hangs below it"),
+    ],
+)
+def test_where_a_stale_proposal_differs_is_said(assumed: list[int], came: list[int], detail: str) -> None:
+    stale, committed = [Refused(1, Refusal.STALE, detail)], ids([0, 0, *came])
+    assert book().add(proposal(1, 2, assumed, *BRANCHED), committed, explain=True) == stale
+    kept = book()
+    assert kept.add(proposal(1, 2, assumed, *BRANCHED), ids([0, 0]), explain=True) == []
+    assert kept.advance(committed, explain=True) == stale
+
+
 def test_more_assumed_tokens_than_the_limit_are_malformed() -> None:
     with pytest.raises(InvalidArgument, match="assumed has 3 tokens; at most 2 are taken") as caught:
         book(max_assumed=2).add(proposal(1, 2, [1, 2, 3], [1]), ids([0, 0]))
@@ -326,7 +361,7 @@ def test_the_worked_example_of_the_protocol_page() -> None:
     kept.begin(match)
     kept.add(proposal(2, 4, [21, 22, 23], [24]), ids([*prompt, 20]))
     kept.add(proposal(3, 4, [21, 22, 40], [41, 42], [-1, 0]), ids([*prompt, 20]))
-    assert kept.advance(ids([*prompt, 20, 21, 22, 40])) == [2]
+    assert kept.advance(ids([*prompt, 20, 21, 22, 40])) == [Refused(2, Refusal.STALE)]
     match = kept.match()
     assert match is not None
     assert (match.proposal.proposal_id, match.root_node, match.nodes.tolist()) == (3, -1, [0, 1])
@@ -335,4 +370,4 @@ def test_the_worked_example_of_the_protocol_page() -> None:
     match = late.match()
     assert match is not None
     assert (match.root_node, match.nodes.tolist(), match.tree.depths.tolist()) == (0, [2, 3], [1, 2])
-    assert book(prompt_len=3).add(proposal(1, 4, [], *tree), ids([*prompt, 20, 30])) == [(1, Refusal.STALE)]
+    assert book(prompt_len=3).add(proposal(1, 4, [], *tree), ids([*prompt, 20, 30])) == [Refused(1, Refusal.STALE)]

@@ -137,7 +137,10 @@ async def test_a_full_queue_says_when_to_come_again(serve: Serve) -> None:
     error = await refused
     assert isinstance(error, ResourceExhausted)
     assert error.retry_after_s == 1.0
-    assert error.message.startswith("1 sessions wait, 0 could begin, and 1 more would have more than 1 wait")
+    assert error.message == (
+        "the queue has no room for 1 more: 1 sessions wait, 0 can begin, and at most 1 may be left waiting; "
+        "try again later"
+    )
     assert service.servicer.totals.finished["refused"] == 1
     for n, task in enumerate(running):
         assert tokens_of(await task) == MODEL.greedy([n], 20)

@@ -42,8 +42,9 @@ async def test_an_early_proposal_is_verified_as_soon_as_what_it_assumes_has_come
     (credit,) = held.drafter.rounds[-1].verdicts[0].credits
     assert (credit.proposal_id, credit.nodes_verified, list(credit.accepted_nodes)) == (2, 3, [0, 1, 2])
     assert held.drafter.view.rejected[0] == verify_pb2.Rejected(
-        session=held.seen.session, generation=1, proposal_id=1, reason=verify_pb2.REJECT_REASON_STALE
-    )
+        session=held.seen.session, generation=1, proposal_id=1, reason=verify_pb2.REJECT_REASON_STALE,
+        detail=f"assumed[1] is {OUTPUT[1] ^ 1}; {OUTPUT[1]} is committed at 3",
+    )  # fmt: skip
     await service.gate.pass_steps(1)  # plain: the third proposal is one token ahead still
     await held.drafter.until(lambda: held.seen.next.proposal_id == 3)
     assert await held.finish() == OUTPUT[:60]

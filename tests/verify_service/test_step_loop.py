@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from engine.batch import Segment
 from outrider.sampling import SamplingParams
+from outrider.tree import TokenTree
 from outrider.v1 import common_pb2, verify_pb2
 from tests.drafter_view import Draft, Seen
 from tests.fake_drafters import Truth, early, perfect, random_trees, wrong
@@ -319,6 +321,26 @@ def test_num_draft_tokens_bounds_what_is_verified() -> None:
     rig.run()
     check_outputs(rig, session)
     assert rig.runner.widest == 3
+
+
+@pytest.mark.parametrize("name", ["perfect", "early", "random"])
+@pytest.mark.parametrize("num_steps", [1, 2])
+def test_num_steps_bounds_how_deep_what_is_verified_is(name: str, num_steps: int) -> None:
+    rig, truth = build_rig(MODEL), Truth()
+    rig.join(POLICIES[name](truth, random.Random(3)))
+    wish = common_pb2.SpeculativeParams(num_steps=num_steps)
+    (session,) = rig.submit(request([1, 2], speculative=wish, include_trees=True))
+    (free,) = rig.submit(request([1, 2], include_trees=True))
+    learn(truth, rig, session, free)
+    rig.run()
+    check_outputs(rig, session, free)
+
+    def deepest(one: Session) -> int:
+        trees = [response.tree for response in rig.responses[one.session_id] if response.HasField("tree")]
+        shapes = [TokenTree(np.array(tree.tokens, np.int32), np.array(tree.parents, np.int32)) for tree in trees]
+        return max(shape.depth for shape in shapes)
+
+    assert deepest(session) == num_steps < deepest(free)
 
 
 def test_trees_are_shown_as_they_were_verified() -> None:

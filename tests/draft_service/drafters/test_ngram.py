@@ -18,7 +18,7 @@ from draft_service.session import Extension, Session, Wishes
 from draft_service.sessions import InVerification
 from outrider.args import DraftArgs
 from outrider.errors import NotFound, ResourceExhausted
-from outrider.tree import TokenTree
+from outrider.tree import ROOT, TokenTree
 from outrider.v1 import verify_pb2
 
 uids = count(1)
@@ -154,6 +154,22 @@ def test_wishes_and_what_is_left_shape_the_tree(make: Any) -> None:
     assert len(draft(drafter, session([1], remaining=1))) == 0
     assert len(draft(drafter, session([1]), num_nodes=2)) == 2
     assert draft(drafter, session([1], vocab_size=30)).tokens.tolist() == [20, 21, 1]
+
+
+@pytest.mark.parametrize(("match_type", "branches"), [("BFS", [1, 1, 2, 3]), ("PROB", [1, 2, 3, 4])])
+def test_topk_is_the_most_that_a_match_is_followed_by(make: Any, match_type: str, branches: list[int]) -> None:
+    drafter = make(speculative_ngram_match_type=match_type)
+    opened(drafter, [1, 20, 21, 1, 30, 31, 1, 40, 41, 1, 50, 51])
+    trees = [draft(drafter, session([1], wishes=Wishes(topk=topk))).tree for topk in (1, 2, 3, 4)]
+    assert [len(tree.children(ROOT)) for tree in trees] == branches
+
+
+def test_matches_of_several_lengths_add_branches(make: Any) -> None:
+    drafter = make()
+    opened(drafter, [1, 2, 100])
+    opened(drafter, [9, 2, 200])
+    found = draft(drafter, session([1, 2], wishes=Wishes(topk=1)))
+    assert (found.tokens.tolist(), found.tree.parents.tolist()) == ([100, 200], [ROOT, ROOT])
 
 
 def test_prob_takes_the_most_frequent(make: Any) -> None:
