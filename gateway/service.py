@@ -190,8 +190,7 @@ class Gateway:
         self._check_sizes(plan, grammar_field, prompt_field)
         account = Account(self.metrics, request.scope["state"])
         fields = {
-            "sampling.grammar": grammar_field, "grammar": grammar_field, "prompt_tokens": prompt_field,
-            "top_logprobs": top_logprobs_field,
+            "sampling.grammar": grammar_field, "prompt_tokens": prompt_field, "top_logprobs": top_logprobs_field,
         }  # fmt: skip
         answers: list[Answer] = []
         for call, prompt_len in zip(plan.calls, plan.prompt_lens, strict=True):

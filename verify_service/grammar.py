@@ -259,13 +259,13 @@ class GrammarCompiler:
         with self._loading:
             if self._tokenizer is None:
                 if not self._tokenizer_path.is_file():
-                    raise Unimplemented("structured output needs a model folder with tokenizer.json", field="grammar")
+                    raise Unimplemented("structured output needs a model folder with tokenizer.json", field="sampling.grammar")
                 try:
                     source = embedded(self._tokenizer_path.read_text(encoding="utf-8"), self._vocab_size)
                     self._tokenizer = plain_tokenizer(source, self._vocab_size, self._eos_token_ids)
                 except ValueError as error:  # no fault of the grammar
                     reason = f"structured output cannot be had with this model's tokenizer.json: {error}"
-                    raise Unimplemented(reason, field="grammar") from error
+                    raise Unimplemented(reason, field="sampling.grammar") from error
             return self._tokenizer
 
 
