@@ -259,7 +259,9 @@ class GrammarCompiler:
         with self._loading:
             if self._tokenizer is None:
                 if not self._tokenizer_path.is_file():
-                    raise Unimplemented("structured output needs a model folder with tokenizer.json", field="sampling.grammar")
+                    raise Unimplemented(
+                        "structured output needs a model folder with tokenizer.json", field="sampling.grammar"
+                    )
                 try:
                     source = embedded(self._tokenizer_path.read_text(encoding="utf-8"), self._vocab_size)
                     self._tokenizer = plain_tokenizer(source, self._vocab_size, self._eos_token_ids)
