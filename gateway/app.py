@@ -27,6 +27,7 @@ from gateway.http_guard import guarded
 from gateway.openapi import openapi
 from gateway.replicas import ProbeTimes
 from gateway.service import Gateway
+from gateway.tls_listener import Server
 from outrider import descriptors
 from outrider.args import GatewayArgs
 from outrider.args.links import host_port
@@ -117,8 +118,8 @@ async def _to_the_edge(request: Request, error: Exception) -> Response:
     raise error
 
 
-class _Server(uvicorn.Server):
-    """uvicorn's server, which leaves with 0 after a signal: the first one drains, the second does not wait."""
+class _Server(Server):
+    """The server, which leaves with 0 after a signal: the first one drains, the second does not wait."""
 
     def __init__(
         self, config: uvicorn.Config, gateway: Gateway, drain_delay_s: float, strangers: Strangers | None

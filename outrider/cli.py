@@ -174,7 +174,7 @@ def help_text() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command line; returns the exit code: 2 for wrong words and for what cannot start."""
+    """Runs a command line; returns the exit code: 2 for wrong words and what cannot start, 1 for what cannot end."""
     _ready_streams()
     raise_limit()
     words = list(sys.argv[1:] if argv is None else argv)
@@ -189,7 +189,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         text = str(error)
         shown = text if len(text) <= _MAX_ERROR_CHARS else f"{text[:_MAX_ERROR_CHARS]} ..."
         _complain(f"outrider {name}: {shown}")
-        return 2
+        return error.exit_code
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # whoever read our output has left, as `head` does

@@ -11,6 +11,7 @@ OutriderError
   Unavailable            not now: starting, draining, gone          UNAVAILABLE          503
   Internal               our fault                                  INTERNAL             500
   StartupError           the process cannot start; it exits with 2
+    Unfinished           a tool cannot finish what it began; it exits with 1
 """
 
 from __future__ import annotations
@@ -114,7 +115,15 @@ class Internal(OutriderError):
 
 
 class StartupError(OutriderError):
-    """The process cannot start. The command prints the message and exits with 2."""
+    """The process cannot start. The command prints the message and exits with `exit_code`."""
+
+    exit_code = 2
+
+
+class Unfinished(StartupError):
+    """A tool cannot finish what it began."""
+
+    exit_code = 1
 
 
 BY_STATUS: dict[grpc.StatusCode, type[OutriderError]] = {

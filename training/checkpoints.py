@@ -10,7 +10,7 @@ import torch
 
 from outrider.errors import StartupError, reason_of
 from training.batches import Plan
-from training.outputs import write_file
+from training.outputs import save, write_file
 
 LAST: Final = "checkpoint.pt"
 BEST: Final = "best.pt"
@@ -33,6 +33,8 @@ class Checkpoint:
     averaged: dict[str, torch.Tensor] = field(default_factory=dict)
     """Running means of `tensors`, where they are kept."""
     history: list[dict[str, Any]] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    """Of the last steps, for the mean that is noted."""
 
     @property
     def measured(self) -> dict[str, torch.Tensor]:
@@ -43,7 +45,7 @@ class Checkpoint:
         """Writes a checkpoint, whole or not at all."""
         values = {"format": FORMAT, "plan": asdict(self.plan)}
         values |= {name: getattr(self, name) for name in self.__slots__ if name != "plan"}
-        write_file(path, "the checkpoint", lambda partial: torch.save(values, partial))
+        write_file(path, "the checkpoint", lambda partial: save(values, partial))
 
     @classmethod
     def load(cls, path: Path) -> Checkpoint:

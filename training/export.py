@@ -22,7 +22,7 @@ from engine.shipped import TEXT_FILES
 from engine.tensors import EMBEDDING
 from engine.tensors import OUTPUT_HEAD as TARGET_HEAD
 from engine.whole import flushed, put_in_place
-from outrider.errors import StartupError, reason_of
+from outrider.errors import StartupError, Unfinished, reason_of
 from outrider.telemetry import announce
 from training.args import ExportArgs
 from training.card import Figures, card
@@ -91,7 +91,7 @@ def export(
         _remove(folder)
         put_in_place(partial, folder)
     except (OSError, SafetensorError) as error:
-        raise StartupError(f"the head cannot be written to {folder}: {reason_of(error)}") from error
+        raise Unfinished(f"the head cannot be written to {folder}: {reason_of(error)}") from error
 
 
 def check_replaceable(folder: Path, target: Path | None = None) -> None:

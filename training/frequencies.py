@@ -12,7 +12,7 @@ from outrider.errors import StartupError
 from outrider.telemetry import announce
 from training.args import TokenMapArgs
 from training.data.store import META, read_examples, read_facts, shard_paths
-from training.outputs import check_file, write_file
+from training.outputs import check_file, save, write_file
 
 
 def answer_counts(folder: Path) -> np.ndarray:
@@ -46,7 +46,7 @@ def main(args: TokenMapArgs) -> int:
 
     def write(partial: Path) -> None:
         if path.suffix == ".pt":
-            torch.save(tokens.tolist(), partial)
+            save(tokens.tolist(), partial)
         else:
             save_tensors({"token_map": tokens}, partial)
 

@@ -35,7 +35,7 @@ from training.kinds import Kind, make_kind
 from training.losses import Report, Weights, batch_loss
 from training.network import DraftNetwork
 from training.optimizers import Optimizers, schedule
-from training.outputs import made_folder
+from training.outputs import made_folder, write_file
 from training.plot import plot
 from training.ranks import Ranks, join
 from training.state_store import StateStore, stored_layers
@@ -62,10 +62,8 @@ def main(args: HeadArgs) -> int:
     stopping = Stopping("finishing the set-up, or the step under way; once more to end at once")
     ranks = join(args.device)
     try:
-        with contextlib.ExitStack() as stack:
-            trainer = Trainer(args, ranks)
-            writer = stack.enter_context(writer_of(args, ranks, trainer.checkpoint.seen))
-            trainer.run(writer, stopping)
+        trainer = Trainer(args, ranks)
+        trainer.run(writer_of(args, ranks, trainer.checkpoint.seen), stopping)
     finally:
         ranks.close()
     return 0
@@ -111,7 +109,7 @@ class Trainer:
         self.averages = None
         if args.average_tokens:
             self.averages = Averages(self.network, self.checkpoint.averaged, args.average_tokens)
-        self._losses: deque[float] = deque(maxlen=_LAST_STEPS)
+        self._losses = deque(self.checkpoint.losses, maxlen=_LAST_STEPS)
         self._last_batch: Batch | None = None
         self.evaluation = Evaluation(args, self.target, self.dataset) if ranks.is_first else None
 
@@ -119,9 +117,10 @@ class Trainer:
         """Steps until the end, evaluating and saving on the way. StartupError where the loss is no number any more."""
         args, at = self.args, self.checkpoint
         batches = self.dataset.batches(at.plan)
-        saved = evaluated = at.seen
         if not at.history and not stopping.asked:
             self._evaluate(writer)
+        saved = at.seen
+        evaluated = at.history[-1]["seen"] if at.history else at.seen
         with tqdm(total=args.tokens, initial=min(at.seen, args.tokens), unit="tok", unit_scale=True,
                   disable=not (sys.stderr.isatty() and self.ranks.is_first)) as bar:  # fmt: skip
             while at.seen < args.tokens and not self.ranks.any(stopping.asked):
@@ -174,7 +173,8 @@ class Trainer:
         is_best = all(figures["chain"] > row["chain"] for row in history)
         history.append(figures)
         writer.evaluated(self.checkpoint, figures)
-        plot(history, self.folder / "accept_length.png", title=self.kind.algorithm)
+        picture = self.folder / "accept_length.png"
+        write_file(picture, "the picture", lambda path: plot(history, path, title=self.kind.algorithm))
         if is_best:
             self._save(BEST)
 
@@ -189,6 +189,7 @@ class Trainer:
         at.tensors = {key: tensor.cpu() for key, tensor in self.network.trained().items()}
         at.averaged = {} if self.averages is None else {k: t.cpu() for k, t in self.averages.tensors.items()}
         at.optimizers = self.optimizers.state_dict()
+        at.losses = list(self._losses)
         at.save(self.folder / name)
 
     def _check_parameters(self) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import torch
+
 from engine.whole import written
-from outrider.errors import StartupError, reason_of
+from outrider.errors import StartupError, Unfinished, reason_of
 
 
 def made_folder(path: Path, what: str) -> Path:
@@ -31,8 +34,23 @@ def check_file(path: Path, what: str) -> None:
 
 
 def write_file(path: Path, what: str, write: Callable[[Path], object]) -> None:
-    """Has a file written, whole or not at all. StartupError when it cannot be."""
-    try:
+    """Has a file written, whole or not at all. Unfinished when it cannot be."""
+    with writing(path, what):
         written(path, write)
-    except (OSError, RuntimeError) as error:  # torch has the latter for a file that it cannot open
-        raise StartupError(f"{what} cannot be written to {path}: {reason_of(error)}") from error
+
+
+@contextlib.contextmanager
+def writing(path: Path, what: str) -> Iterator[None]:
+    """Unfinished where what is written within cannot be."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        # torch.save finds that its file is short, while it handles the error that says why
+        cause = error if isinstance(error, OSError) else error.__context__ or error
+        raise Unfinished(f"{what} cannot be written to {path}: {reason_of(cause)}") from error
+
+
+def save(value: object, path: Path) -> None:
+    """torch.save, which tells why it cannot write only of a file that Python opened."""
+    with path.open("wb") as file:
+        torch.save(value, file)

@@ -24,4 +24,4 @@ def plot(history: Sequence[dict[str, Any]], path: Path, *, title: str) -> None:
     axes.set_title(title)
     axes.grid(alpha=0.3)
     axes.legend()
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=120, format="png")

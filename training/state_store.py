@@ -11,20 +11,21 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from engine.runner import ModelRunner
-from engine.whole import put_in_place, written
+from engine.whole import written
 from outrider.errors import StartupError
 from training.batches import Batch
 from training.data.store import Origin, Shard
 from training.kinds import usual_aux_layers
+from training.outputs import write_file, writing
 from training.target_states import States, TargetStates
 
 _META = "states.json"
+_COUNT_BYTES = 4
 
 
 def stored_layers(num_layers: int) -> tuple[int, ...]:
@@ -39,7 +40,7 @@ class StateFiles:
         self._folder = folder
         self._dtype = runner.dtype
         self._row_bytes = len(layers) * runner.config.hidden_size * runner.dtype.itemsize
-        self._open: dict[Shard, tuple[np.memmap[Any, Any], np.memmap[Any, Any]]] = {}
+        self._there: set[Shard] = set()
         facts = {"target": runner.numerics_id, "layers": list(layers), "row_bytes": self._row_bytes}
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -56,39 +57,48 @@ class StateFiles:
         """A new shard's: lengths of its conversations, and of each the first rows [<= length, width], if any."""
         rows, counts = self._paths(shard)
         found = [0 if states is None else len(states) for _, states in conversations]
-        with _partial(rows).open("wb") as file:
-            for count, (length, states) in zip(found, conversations, strict=True):
-                if states is not None:
-                    file.write(_bytes(states).tobytes())
-                file.write(bytes((length - count) * self._row_bytes))
-        np.array(found, np.int32).tofile(_partial(counts))
-        for path in (rows, counts):
-            put_in_place(_partial(path), path)
 
-    def map_shard(self, shard: Shard) -> None:
-        """Opens a shard's files, made of zeros where there are none."""
-        if shard not in self._open:
+        def write_rows(path: Path) -> None:
+            with path.open("wb") as file:
+                for count, (length, states) in zip(found, conversations, strict=True):
+                    if states is not None:
+                        file.write(_bytes(states).tobytes())
+                    file.write(bytes((length - count) * self._row_bytes))
+
+        write_file(rows, "states", write_rows)
+        write_file(counts, "states", lambda path: path.write_bytes(np.array(found, np.int32).tobytes()))
+
+    def make_shard(self, shard: Shard) -> None:
+        """Makes a shard's files, of zeros, where there are none."""
+        if shard not in self._there:
             rows, counts = self._paths(shard)
-            self._open[shard] = (
-                _mapped(rows, "uint8", (shard.num_tokens, self._row_bytes)),
-                _mapped(counts, "int32", (shard.num_conversations,)),
-            )
+            with writing(self._folder, "states"):
+                _make(rows, shard.num_tokens * self._row_bytes)
+                _make(counts, shard.num_conversations * _COUNT_BYTES)
+            self._there.add(shard)
 
     def has(self, origin: Origin, count: int) -> bool:
         """Whether the first `count` rows of a conversation are there."""
-        return bool(self._open[origin.shard][1][origin.conversation] >= count)
+        return self._count(origin) >= count
 
     def read(self, origin: Origin, count: int) -> torch.Tensor:
         """Reads the `count` rows from `origin` on, [count, width]."""
-        stored = np.array(self._open[origin.shard][0][origin.first_token : origin.first_token + count])
-        return torch.from_numpy(stored).view(self._dtype)
+        rows, _ = self._paths(origin.shard)
+        stored = np.fromfile(rows, np.uint8, count * self._row_bytes, offset=origin.first_token * self._row_bytes)
+        return torch.from_numpy(stored.reshape(count, self._row_bytes)).view(self._dtype)
 
     def write(self, origin: Origin, states: torch.Tensor) -> None:
         """The first rows [count, width] of a conversation."""
-        stored, counts = self._open[origin.shard]
-        stored[origin.first_token : origin.first_token + len(states)] = _bytes(states)
+        rows, counts = self._paths(origin.shard)
         # Rows beyond these, of a run with a larger --max-len, are good still.
-        counts[origin.conversation] = max(counts[origin.conversation], len(states))
+        count = np.int32(max(self._count(origin), len(states)))
+        with writing(self._folder, "states"):
+            _write_at(rows, origin.first_token * self._row_bytes, _bytes(states).tobytes())
+            _write_at(counts, origin.conversation * _COUNT_BYTES, count.tobytes())
+
+    def _count(self, origin: Origin) -> int:
+        _, counts = self._paths(origin.shard)
+        return int(np.fromfile(counts, np.int32, 1, offset=origin.conversation * _COUNT_BYTES)[0])
 
     def _paths(self, shard: Shard) -> tuple[Path, Path]:
         return self._folder / f"rows-{shard.key}.bin", self._folder / f"counts-{shard.key}.bin"
@@ -108,7 +118,7 @@ class StateStore:
         """See TargetStates."""
         places = list(zip(batch.origins, map(len, batch.conversations), strict=True))
         for origin, _ in places:
-            self._files.map_shard(origin.shard)
+            self._files.make_shard(origin.shard)
         if not all(self._files.has(origin, length - 1) for origin, length in places):
             rows = self._target.rows(batch.conversations)
             for row, (origin, length) in enumerate(places):
@@ -125,12 +135,14 @@ def _bytes(rows: torch.Tensor) -> np.ndarray:
     return rows.cpu().contiguous().view(torch.uint8).numpy()
 
 
-def _partial(path: Path) -> Path:
-    return path.with_suffix(".partial")
-
-
-def _mapped(path: Path, dtype: str, shape: tuple[int, ...]) -> np.memmap[Any, Any]:
-    """A file of that size, holes where nothing was written; several processes may map it at once."""
+def _make(path: Path, num_bytes: int) -> None:
+    """A file of that size, holes where nothing was written; several processes may write to it at once."""
     with path.open("ab") as file:
-        file.truncate(int(np.prod(shape)) * np.dtype(dtype).itemsize)
-    return np.memmap(path, dtype=dtype, mode="r+", shape=shape)
+        file.truncate(num_bytes)
+
+
+def _write_at(path: Path, position: int, data: bytes) -> None:
+    """Not through memory that is mapped: a disk that is full would end the process."""
+    with path.open("r+b") as file:
+        file.seek(position)
+        file.write(data)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
+import os
+import socket
 import time
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
+from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
+from tensorboard.summary.writer.record_writer import RecordWriter
 
 from outrider.telemetry import announce
 from training.args import HeadArgs
 from training.checkpoints import Checkpoint
 from training.losses import Report
+from training.outputs import write_file, writing
 from training.ranks import Ranks
 
 
@@ -20,9 +26,7 @@ class Writer:
 
     def __init__(self, folder: Path, seen: int) -> None:
         """seen: tokens; what was noted of later ones, before a training was cut, is taken back."""
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=seen + 1)
+        self._board = _Board(folder / "tensorboard", seen + 1)
         self._folder = folder
         self._started, self._tokens = time.monotonic(), 0
 
@@ -34,24 +38,39 @@ class Writer:
         for name, values in (("token_loss", report.token_losses), ("accuracy", report.accuracies),
                              ("feature_loss", report.feature_losses)):  # fmt: skip
             for index, value in enumerate(values):
-                self._board.add_scalar(f"{name}/step_{index}", value, at.seen)
-        self._board.add_scalar("tokens_per_s", self._tokens / (time.monotonic() - self._started), at.seen)
+                self._board.add(f"{name}/step_{index}", value, at.seen)
+        self._board.add("tokens_per_s", self._tokens / (time.monotonic() - self._started), at.seen)
 
     def evaluated(self, at: Checkpoint, figures: dict[str, float]) -> None:
         """Accept lengths were measured."""
         for name, value in figures.items():
             if name not in ("seen", "loss"):
-                self._board.add_scalar(f"accept_length/{name}", value, at.seen)
-        self._board.flush()
-        with (self._folder / "history.jsonl").open("w", encoding="utf-8") as file:
-            file.writelines(json.dumps(row) + "\n" for row in at.history)
+                self._board.add(f"accept_length/{name}", value, at.seen)
+        lines = "".join(json.dumps(row) + "\n" for row in at.history)
+        write_file(self._folder / "history.jsonl", "the history", lambda path: path.write_text(lines, encoding="utf-8"))
         rate = self._tokens / (time.monotonic() - self._started)
         said = ", ".join(f"{name} {value:.3f}" for name, value in figures.items() if name != "seen")
         announce(f"{at.seen:,} tokens, epoch {at.plan.epoch}, {rate:.0f} tokens/s: {said}")
 
-    def close(self) -> None:
-        """Flushes."""
-        self._board.close()
+
+class _Board:
+    """A file of TensorBoard's. SummaryWriter has a thread for it, which tells of a full disk in a page of its own."""
+
+    def __init__(self, folder: Path, first_step: int) -> None:
+        with writing(folder, "the log for TensorBoard"):
+            folder.mkdir(exist_ok=True)
+        self._path = folder / f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
+        self._write(Event(file_version="brain.Event:2"))
+        self._write(Event(step=first_step, session_log=SessionLog(status=SessionLog.START)))
+
+    def add(self, name: str, value: float, step: int) -> None:
+        """A point of a curve."""
+        self._write(Event(step=step, summary=Summary(value=[Summary.Value(tag=name, simple_value=value)])))
+
+    def _write(self, event: Any) -> None:
+        event.wall_time = time.time()
+        with writing(self._path, "the log for TensorBoard"), self._path.open("ab") as file:
+            RecordWriter(file).write(event.SerializeToString())
 
 
 class _Silent(Writer):
@@ -67,14 +86,6 @@ class _Silent(Writer):
         """Does nothing."""
 
 
-@contextlib.contextmanager
-def writer_of(args: HeadArgs, ranks: Ranks, seen: int) -> Iterator[Writer]:
-    """This rank's, closed at the end: only the first one says anything."""
-    if not ranks.is_first:
-        yield _Silent()
-        return
-    writer = Writer(Path(args.output), seen)
-    try:
-        yield writer
-    finally:
-        writer.close()
+def writer_of(args: HeadArgs, ranks: Ranks, seen: int) -> Writer:
+    """This rank's: only the first one says anything."""
+    return Writer(Path(args.output), seen) if ranks.is_first else _Silent()

@@ -17,6 +17,17 @@ enum { AS_COMPUTED, E4M3, E5M2 };
 typedef uint8_t vb __attribute__((vector_size(LANES)));
 typedef uint8_t vb_any __attribute__((vector_size(LANES), aligned(1)));
 
+/* LANES bytes, each a number of its own; compilers do it byte by byte if they are not told how. */
+INLINE vu load_bytes(const uint8_t *p) {
+#if defined(__AVX512F__)
+    return (vu)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
+#elif defined(__AVX2__)
+    return (vu)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p));
+#else
+    return __builtin_convertvector(*(const vb_any *)p, vu);
+#endif
+}
+
 /* 2^x. */
 INLINE float two_to(int x) {
     const uint32_t bits = (uint32_t)(127 + x) << 23;
@@ -26,7 +37,7 @@ INLINE float two_to(int x) {
 }
 
 INLINE vf load_fp8(int kept, const uint8_t *p) {
-    const vu code = __builtin_convertvector(*(const vb_any *)p, vu);
+    const vu code = load_bytes(p);
     const vi size = (vi)((code & 0x7f) << (23 - FRACTION(kept)));
     const vi rebased = size + ((127 - BIAS(kept)) << 23);
     /* The smallest have no leading one: with it, less it. */

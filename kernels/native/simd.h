@@ -92,6 +92,18 @@ INLINE void store_bf16(bf16 *p, vf v) {
 #endif
 }
 
+/* Of numbers that bf16 holds exactly. */
+INLINE void store_high(bf16 *p, vf v) {
+#if defined(__AVX512F__)
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16((__m512i)((vu)v >> 16)));
+#elif defined(__AVX2__)
+    const __m256i high = _mm256_srli_epi32((__m256i)v, 16), packed = _mm256_packus_epi32(high, high);
+    _mm_storeu_si128((__m128i *)p, _mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0x08)));
+#else
+    *(vh_any *)p = __builtin_convertvector((vu)v >> 16, vh);
+#endif
+}
+
 INLINE float sum(vf v) {
     float parts[LANES];
     memcpy(parts, &v, sizeof parts);

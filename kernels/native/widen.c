@@ -6,7 +6,13 @@
 #define AHEAD 16
 
 INLINE void widen_vector(int kept, const Block *b, const uint8_t *from, void *to) {
-    for (int d = 0; d < b->heads->head_dim; d += LANES) store_as(b->heads->wide, to, d, load_fp8(kept, from + d));
+    for (int d = 0; d < b->heads->head_dim; d += LANES) {
+        const vf numbers = load_fp8(kept, from + d);
+        if (b->heads->wide)
+            store((float *)to + d, numbers);
+        else
+            store_high((bf16 *)to + d, numbers);
+    }
 }
 
 INLINE void widen(int kept, Block *b, int count) {

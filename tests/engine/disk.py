@@ -1,8 +1,11 @@
-"""Watching what reaches the disk, and when."""
+"""Watching what reaches the disk, and when, and disks that are full."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,3 +35,17 @@ class Disk:
         whole = [final, *final.iterdir()] if final.is_dir() else [final]
         assert {path.stat().st_ino for path in whole} <= set(self.events[:at])
         assert final.parent.stat().st_ino in self.events[at:]
+
+
+FULL = "File too large"  # what is told where there is no more room on such a disk
+
+
+@contextlib.contextmanager
+def full_disk(most_bytes: int) -> Iterator[None]:
+    """No file becomes larger, nor what is written beyond its size: the nearest to a full disk that takes no root."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, before[1]))  # Python ignores the signal that comes of it
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

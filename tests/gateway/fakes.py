@@ -14,13 +14,13 @@ from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
-import uvicorn
 from starlette.applications import Starlette
 
 from gateway.app import create_app, listen, uvicorn_config
 from gateway.backend import RetryPolicy
 from gateway.replicas import ProbeTimes
 from gateway.service import Gateway
+from gateway.tls_listener import Server
 from outrider.args import GatewayArgs
 from outrider.errors import OutriderError, Unavailable, Unimplemented
 from outrider.rpc import bind, create_server
@@ -334,7 +334,7 @@ def running(
         listener, url = listen(settings)
         config = uvicorn_config(app, settings)
         config.loop = "asyncio"
-        server = uvicorn.Server(config)
+        server = Server(config)
         task = asyncio.create_task(server.serve(sockets=[listener]))
 
         async def stop() -> None:

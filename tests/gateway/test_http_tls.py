@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import ssl
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import uvloop
 from structlog.testing import capture_logs
 from tokenizers import Tokenizer
 
@@ -18,6 +21,7 @@ from gateway import http_guard
 from outrider.telemetry import Throttle
 from tests.certificates import Authority
 from tests.gateway.fakes import FakeVerify, RunningGateway, running, until
+from tests.gateway.test_http_faults import raw, read_status
 
 Start = Callable[..., contextlib.AbstractContextManager[RunningGateway]]
 
@@ -92,6 +96,33 @@ def test_a_session_is_resumed_only_where_no_certificate_is_asked_for(
         first, session = reused(gateway.port, None)
         again, _ = reused(gateway.port, session)
     assert (first, again) == (False, not asks)
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_silent_connections_make_room_for_new_ones(
+    start: Start, tmp_path: Path, new_loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asyncio, "new_event_loop", new_loop)
+    authority = Authority(tmp_path)
+    certfile, keyfile = authority.issue("localhost", "localhost", "127.0.0.1")
+    context = trusting(authority)
+    args = {"ssl_certfile": certfile, "ssl_keyfile": keyfile, "receive_timeout_s": 60.0, "max_connections": 20}
+    with start(**args) as gateway, ExitStack() as stack:
+        plain = [stack.enter_context(raw(gateway)) for _ in range(60)]
+        assert health(gateway, context) == 200
+        for connection in plain[:40]:
+            assert connection.recv(1) == b""
+        plain[-1].setblocking(False)
+        with pytest.raises(BlockingIOError):  # as many as may be open still are
+            plain[-1].recv(1)
+        agreed = [
+            stack.enter_context(context.wrap_socket(stack.enter_context(raw(gateway)), server_hostname="localhost"))
+            for _ in range(20)
+        ]
+        for connection in agreed:
+            connection.sendall(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert read_status(connection) == 200
+        assert health(gateway, context) == 503
 
 
 def gone(port: int, sent: bytes, *, read: bool = True) -> bytes:

@@ -14,18 +14,20 @@ import pytest
 import outrider
 from outrider import cli
 from outrider.args import VerifyArgs
-from outrider.errors import StartupError
+from outrider.errors import StartupError, Unfinished
 
 
 @pytest.fixture
 def fake_verify(monkeypatch: pytest.MonkeyPatch) -> list[VerifyArgs]:
-    """Stands in for verify_service.app: records its settings, and fails for the model path `nowhere`."""
+    """Stands in for verify_service.app: records its settings, and fails for some model paths."""
     seen: list[VerifyArgs] = []
 
     def main(args: VerifyArgs) -> int:
         seen.append(args)
         if args.model_path == "nowhere":
             raise StartupError("there is no model nowhere")
+        if args.model_path == "half":
+            raise Unfinished("half is not whole")
         if args.model_path == "interrupted":
             raise KeyboardInterrupt
         return 7
@@ -103,6 +105,13 @@ def test_what_cannot_start_says_so_and_exits_with_2(
 ) -> None:
     assert cli.main(["verify", "--model-path=nowhere"]) == 2
     assert capsys.readouterr().err == "outrider verify: there is no model nowhere\n"
+
+
+def test_what_cannot_finish_says_so_and_exits_with_1(
+    fake_verify: list[VerifyArgs], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["verify", "--model-path=half"]) == 1
+    assert capsys.readouterr().err == "outrider verify: half is not whole\n"
 
 
 def test_interrupted(fake_verify: list[VerifyArgs]) -> None:

@@ -20,8 +20,9 @@ from safetensors.numpy import load_file, save_file
 from engine.batch import Segment
 from engine.runner import DEFAULT_MAX_BATCH_TOKENS, ModelRunner
 from kernels.sampling import Filters
-from outrider.errors import StartupError
+from outrider.errors import StartupError, Unfinished
 from outrider.out_of_memory import memory_for
+from tests.engine.disk import FULL, full_disk
 from tests.training.rig import MAX_LEN, VOCAB_SIZE, make_chat, make_composer, make_runner
 from training.args import MT_BENCH, DataArgs
 from training.chat_format import ChatFormat, Message
@@ -346,8 +347,22 @@ def test_a_shard_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     store = DataFolder(tmp_path / "data", FACTS)
     store.add(0, [Record(0, COMPOSED, 0.0, [5, 6], [(1, 2)], key=1)])
     shutil.rmtree(tmp_path / "data")
-    with pytest.raises(StartupError, match=r"training data cannot be kept in .*data: .*No such file"):
+    with pytest.raises(Unfinished, match=r"training data cannot be kept in .*data: .*No such file"):
         store.flush()
+
+
+def test_a_full_disk_leaves_the_shards_that_there_are(tmp_path: Path) -> None:
+    store = DataFolder(tmp_path, FACTS)
+    for index, num_tokens in enumerate((2, 5000)):
+        store.add(index, [Record(index, COMPOSED, 0.0, [5] * num_tokens, [(1, 2)], key=index)])
+        if index == 0:
+            store.flush()
+    names = {path.name for path in tmp_path.iterdir()}
+    with full_disk(5000), pytest.raises(Unfinished, match=f"kept in {tmp_path}: .*{FULL}"):
+        store.flush()
+    assert {path.name for path in tmp_path.iterdir()} == names
+    store.flush()
+    assert len(shard_paths(tmp_path)) == 2
 
 
 @pytest.mark.parametrize(

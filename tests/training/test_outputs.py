@@ -9,9 +9,13 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import torch
 
-from outrider.errors import StartupError
+from outrider.errors import Unfinished
+from tests.engine.disk import FULL, full_disk
+from training.checkpoints import Checkpoint
 from training.outputs import check_file, write_file
+from training.writer import Writer
 
 
 def test_a_link_stays_one_and_a_pipe_gets_what_is_written(tmp_path: Path) -> None:
@@ -51,6 +55,22 @@ def test_nothing_stays_of_what_could_not_be_written(tmp_path: Path) -> None:
 
     path = tmp_path / "last.pt"
     path.write_text("old")
-    with pytest.raises(StartupError, match=f"the checkpoint cannot be written to {path}: .*No space left"):
+    with pytest.raises(Unfinished, match=f"the checkpoint cannot be written to {path}: .*No space left"):
         write_file(path, "the checkpoint", fill)
     assert {each.name: each.read_text() for each in tmp_path.iterdir()} == {"last.pt": "old"}
+
+
+@pytest.mark.parametrize("most_bytes", [100, 100_000, 400_000])
+def test_a_full_disk_leaves_the_checkpoint_before(tmp_path: Path, most_bytes: int) -> None:
+    path = tmp_path / "last.pt"
+    path.write_text("old")
+    checkpoint = Checkpoint({}, {"a": torch.ones(100_000)}, torch.arange(2))
+    with full_disk(most_bytes), pytest.raises(Unfinished, match=f"the checkpoint .* to {path}: .*{FULL}"):
+        checkpoint.save(path)
+    assert {each.name: each.read_text() for each in tmp_path.iterdir()} == {"last.pt": "old"}
+
+
+def test_a_full_disk_is_told_in_a_line_where_curves_begin(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with full_disk(10), pytest.raises(Unfinished, match=f"the log for TensorBoard .* {tmp_path}/.*: .*{FULL}"):
+        Writer(tmp_path, 0)
+    assert capfd.readouterr() == ("", "")

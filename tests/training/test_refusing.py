@@ -117,7 +117,6 @@ def test_curves_stay_where_training_goes_on(tmp_path: Path) -> None:
         while at.seen < cut:
             at.step, at.seen = at.step + 10, at.seen + 10_000
             writer.step(at, report, 10_000)
-        writer.close()
         at.step, at.seen = 20, 20_000
     shown = EventAccumulator(str(tmp_path / "tensorboard"))
     shown.Reload()

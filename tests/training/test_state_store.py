@@ -12,6 +12,8 @@ import torch
 
 from engine.feature_spec import FeatureSpec
 from engine.runner import ModelRunner
+from outrider.errors import Unfinished
+from tests.engine.disk import FULL, full_disk
 from tests.training.rig import MAX_LEN, VOCAB_SIZE, head_args, make_data, make_runner
 from training.batches import Batch
 from training.data.completer import Completer, Completion, Conversation
@@ -80,12 +82,32 @@ def test_states_of_other_data_that_had_the_same_place_are_not_taken(target: Path
 def test_fewer_rows_of_a_conversation_leave_the_others_that_are_there(target: Path, tmp_path: Path) -> None:
     runner = make_runner(target)
     files, shard = StateFiles(tmp_path, runner, (3,)), Shard("0" * 16, 6, 1)
-    files.map_shard(shard)
+    files.make_shard(shard)
     origin, rows = Origin(shard, 0, 0), torch.rand(5, runner.config.hidden_size)
     files.write(origin, rows)
     files.write(origin, rows[:3])
     assert files.has(origin, 5)
     assert files.read(origin, 5).equal(rows)
+
+
+def test_a_full_disk_is_told_and_what_was_kept_stays(target: Path, tmp_path: Path) -> None:
+    runner = make_runner(target)
+    files, shard = StateFiles(tmp_path, runner, (3,)), Shard("0" * 16, 10, 2)
+    files.make_shard(shard)
+    first, second, rows = Origin(shard, 0, 0), Origin(shard, 1, 5), torch.rand(5, runner.config.hidden_size)
+    files.write(first, rows)
+    told = f"states cannot be written to {tmp_path}.*: .*{FULL}"
+    with full_disk(rows.nbytes + 10):
+        with pytest.raises(Unfinished, match=told):
+            files.write(second, rows)
+        with pytest.raises(Unfinished, match=told):
+            files.add_shard(Shard("1" * 16, 10, 1), [(10, torch.cat([rows, rows]))])
+    assert files.has(first, 5)
+    assert files.read(first, 5).equal(rows)
+    assert not files.has(second, 1)
+    assert len(list(tmp_path.iterdir())) == 3
+    files.write(second, rows)
+    assert files.read(second, 5).equal(rows)
 
 
 def test_a_kept_conversation_is_not_computed_again(target: Path, made: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,6 +114,32 @@ def test_a_stopped_training_goes_on_as_if_it_had_not_stopped(
     assert_same(whole, rest)
 
 
+def test_evaluations_come_at_the_same_tokens_however_often_a_training_is_stopped(
+    target: Path, data: Path, tmp_path: Path
+) -> None:
+    class Ends(Heard):
+        def step(self, at: Checkpoint, report: Report, tokens: int) -> None:
+            stopping.asked = True
+
+    changes = {"tokens": 1500, "eval_every": 600}
+    whole, _ = trained("EAGLE", target, data, tmp_path / "whole", **changes)
+    at, stopping = Checkpoint({}, {}, torch.zeros(0)), NeverStopping()
+    while at.seen < 1500:
+        stopping.asked = False
+        Trainer(head_args("EAGLE", target, data, tmp_path / "parts", **changes), ALONE).run(Ends(), stopping)
+        at = Checkpoint.load(tmp_path / "parts" / LAST)
+    assert len(whole.history) > 2
+    assert at.history == whole.history
+
+
+def test_a_checkpoint_without_losses_is_one(target: Path, data: Path, tmp_path: Path) -> None:
+    trained("EAGLE", target, data, tmp_path, tokens=300)
+    values = torch.load(tmp_path / LAST, weights_only=True)
+    del values["losses"]
+    torch.save(values, tmp_path / LAST)
+    assert trained("EAGLE", target, data, tmp_path, tokens=600)[0].seen >= 600
+
+
 def test_states_may_come_from_the_disk(
     target: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,7 +26,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from engine.whole import locked, written
-from outrider.errors import StartupError, reason_of
+from outrider.errors import StartupError, Unfinished, reason_of
 from training.data.conversations import COMPOSED, GIVEN, PASSAGE, SAMPLED, Record
 
 if TYPE_CHECKING:
@@ -126,14 +126,14 @@ class DataFolder:
     def flush(self) -> None:
         """Writes what is pending as the next shard, and takes in what other processes added meanwhile.
 
-        What they asked too is left out here. StartupError where it cannot be written.
+        What they asked too is left out here. Unfinished where it cannot be written.
         """
         if not self._new_ended:
             return
         try:
             self._add_shard()
         except (SafetensorError, OSError) as error:
-            raise StartupError(f"training data cannot be kept in {self.folder}: {reason_of(error)}") from error
+            raise Unfinished(f"training data cannot be kept in {self.folder}: {reason_of(error)}") from error
         self._records, self._new_ended = [], []
 
     def _add_shard(self) -> None:

@@ -20,9 +20,11 @@ def ids(*tokens: int) -> np.ndarray:
     return np.array(tokens, np.int32)
 
 
-def match(trie: NgramTrie, root: int, suffix: np.ndarray, rules: MatchRules, num_nodes: int = 7, **kw: int) -> Match:
-    bounds = {"max_depth": 1000, "vocab_size": VOCAB} | kw
-    return trie.match(ids(root), suffix, rules, num_nodes=num_nodes, **bounds)
+def match(
+    trie: NgramTrie, root: int, suffix: np.ndarray, rules: MatchRules, num_nodes: int = 7, *, max_depth: int = 1000,
+    vocab_size: int = VOCAB,
+) -> Match:  # fmt: skip
+    return trie.match(ids(root), suffix, rules, num_nodes=num_nodes, max_depth=max_depth, vocab_size=vocab_size)
 
 
 def insert(trie: NgramTrie, root: int, tokens: np.ndarray, counted: int = 0) -> None:
