@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from engine.model_folder import resolve_model
 from engine.tensors import EMBEDDING, OUTPUT_HEAD
-from outrider.errors import StartupError
+from outrider.errors import StartupError, Unfinished
 from outrider.telemetry import announce, get_logger
 from training.accept_length import CHAIN_STEPS, Tree
 from training.args import HeadArgs
@@ -114,7 +114,7 @@ class Trainer:
         self.evaluation = Evaluation(args, self.target, self.dataset) if ranks.is_first else None
 
     def run(self, writer: Writer, stopping: Stopping) -> None:
-        """Steps until the end, evaluating and saving on the way. StartupError where the loss is no number any more."""
+        """Steps until the end, evaluating and saving on the way. Unfinished where the loss is no number any more."""
         args, at = self.args, self.checkpoint
         batches = self.dataset.batches(at.plan)
         if not at.history and not stopping.asked:
@@ -209,8 +209,8 @@ class Trainer:
             if not math.isfinite(loss):
                 raise self._diverged(f"the loss is {loss}")
 
-    def _diverged(self, what: str) -> StartupError:
-        return StartupError(
+    def _diverged(self, what: str) -> Unfinished:
+        return Unfinished(
             f"{what} after {self.checkpoint.seen:,} tokens; lower --learning-rate, which is "
             f"{self.args.learning_rate:g}. What was saved before stays in {self.folder}"
         )

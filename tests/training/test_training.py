@@ -14,7 +14,7 @@ import torch
 
 from engine.models.heads.load import HeadFolder
 from engine.models.heads.names import OUTPUT_HEAD
-from outrider.errors import StartupError
+from outrider.errors import StartupError, Unfinished
 from tests.engine.disk import Disk
 from tests.training.rig import NeverStopping, head_args, make_data, with_other_weights
 from training.batches import is_held_out
@@ -294,7 +294,7 @@ def test_a_training_whose_loss_is_no_number_ends_and_keeps_what_there_was(
     before = {name: (tmp_path / name).read_bytes() for name in (LAST, BEST, f"{EXPORT_FOLDER}/model.safetensors")}
     trainer = Trainer(head_args("EAGLE3", target, data, tmp_path, tokens=tokens), ALONE)
     trainer.optimizers._learning_rate = 1e30
-    with pytest.raises(StartupError, match=r"after \d[\d,]* tokens; lower --learning-rate, which is 0.01"):
+    with pytest.raises(Unfinished, match=r"after \d[\d,]* tokens; lower --learning-rate, which is 0.01"):
         trainer.run(Heard(), NeverStopping())
     assert before == {name: (tmp_path / name).read_bytes() for name in before}
     assert_same(Checkpoint.load(tmp_path / LAST), good)
