@@ -17,9 +17,10 @@ from gateway.conversation import encode_conversation
 from gateway.error_values import shown
 from gateway.exchange import event_stream, json_response, request_id, until_disconnect
 from gateway.field_names import Names
-from gateway.logprobs import chat_logprobs
+from gateway.logprobs import chat_logprobs, logprobs_cost
 from gateway.message import Message, Whole
 from gateway.messages import text_of
+from gateway.offload import SCHEMA_COST, offload
 from gateway.plan import Prompt, Report, check_stream_options, make_plan
 from gateway.responses import AssistantMessage, ChatChoice, ChatCompletion, Usage
 from gateway.schemas import ChatCompletionRequest, Prediction
@@ -39,7 +40,8 @@ async def chat_completions(request: Request) -> ASGIApp:
     if body.stream:
         return event_stream(request, _events(chat))
     wholes = await until_disconnect(request.receive, chat.collect())
-    return json_response(_completion(chat, wholes))
+    cost = logprobs_cost(chat.answer, body.top_logprobs or 0) if body.logprobs else 0
+    return await offload(cost, lambda: json_response(_completion(chat, wholes)))
 
 
 @dataclass(slots=True)
@@ -84,7 +86,8 @@ async def begin_chat(
     if body.top_logprobs and not body.logprobs:
         raise InvalidArgument("top_logprobs needs logprobs.", field="top_logprobs", code="invalid_value")
     encoded = await encode_conversation(body, ready, request.state.body_bytes)
-    rules = chat_rules(body, ready, encoded.tail, _continued(body))
+    schema_bytes = request.state.body_bytes if body.tools or body.response_format else 0
+    rules = await offload(SCHEMA_COST * schema_bytes, chat_rules, body, ready, encoded.tail, _continued(body))
     prediction = await _encode_prediction(body.prediction, ready) if body.prediction is not None else None
     report = Report(
         logprobs=bool(body.logprobs), top_logprobs=body.top_logprobs or 0,

@@ -63,7 +63,7 @@ def _parser(plan: ToolPlan | None, form: ToolFormat | None) -> Callable[[], Part
     if plan.mode == "named":
         (name,) = plan.names
         return lambda: NamedCall(name)
-    schemas = plan.parameters()
+    schemas = plan.parameters() if form.typed else {name: {} for name in plan.names}
     return lambda: form.make(schemas)
 
 
@@ -72,8 +72,9 @@ def _grammar(
 ) -> tuple[common_pb2.Grammar | None, str]:
     """What the output must match, and the field that says so. A call that is forced goes before a response format."""
     asked = of_openai(body)
-    if plan is not None and (schema := plan.forced_schema()) is not None:
-        return of_schema(schema), "tools"
+    if plan is not None and plan.forced:
+        plan.check_size()
+        return of_schema(plan.forced_schema()), "tools"
     if asked is not None or plan is None or form is None:
         return asked, grammar_field(body)
     if not any(tool.function.strict for tool in plan.tools):
@@ -83,6 +84,7 @@ def _grammar(
             f"This server holds calls in the format {form.name} to no schema, unless tool_choice forces them.",
             field="tools", code="unsupported_value",
         )  # fmt: skip
+    plan.check_size()
     return common_pb2.Grammar(ebnf=form.strict(plan.parameters())), "tools"
 
 

@@ -15,7 +15,7 @@ from gateway.chunks import DONE, CompletionChunks, extension_of
 from gateway.constraints import grammar_field, of_openai
 from gateway.detokenizer import Detokenizer
 from gateway.exchange import event_stream, json_response, request_id, until_disconnect
-from gateway.logprobs import TextLogprobs, TextScores
+from gateway.logprobs import TextLogprobs, TextScores, logprobs_cost
 from gateway.offload import ID_COST, breathe, offload
 from gateway.plan import Prompt, Report, check_stream_options, check_total, make_plan
 from gateway.responses import Completion, TextChoice, Usage
@@ -51,7 +51,9 @@ async def completions(request: Request) -> ASGIApp:
     run = _Run(body, ready, answers, echoes, id)
     if body.stream:
         return event_stream(request, run.events())
-    return json_response(run.completion(await until_disconnect(request.receive, collect(answers))))
+    collected = await until_disconnect(request.receive, collect(answers))
+    cost = sum(logprobs_cost(answer, body.logprobs or 0) for answer in answers) if wanted else 0
+    return await offload(cost, lambda: json_response(run.completion(collected)))
 
 
 def _max_tokens(body: CompletionRequest) -> int | None:

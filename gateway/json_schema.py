@@ -9,6 +9,7 @@ from urllib.parse import quote, unquote, urljoin
 from outrider.errors import InvalidArgument
 
 MAX_DEPTH = 32
+Steps = tuple[str, ...]  # to a place; joined, each place would repeat the names above it, however long they are
 _VALUES = frozenset(("const", "enum", "default", "examples"))  # hold what documents may, and no schemas
 _BY_NAME = frozenset(  # the keys of these are the user's
     ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
@@ -52,19 +53,19 @@ def with_inner(schema: Mapping[str, Any], make: Callable[[Any], Any]) -> dict[st
     return made
 
 
-def schemas_in(schema: Any, at: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """A schema and those in it, each with its place: `.properties.a.anyOf[1]`."""
+def schemas_in(schema: Any, at: Steps = ()) -> Iterator[tuple[Steps, Mapping[str, Any]]]:
+    """A schema and those in it, each with the steps to it: `.properties`, `.a`, `.anyOf`, `[1]`."""
     if isinstance(schema, list):
         for index, item in enumerate(schema):
-            yield from schemas_in(item, f"{at}[{index}]")
+            yield from schemas_in(item, (*at, f"[{index}]"))
     elif isinstance(schema, Mapping):
         yield at, schema
         for key, value in schema.items():
             if key in _BY_NAME and isinstance(value, Mapping):
                 for name, item in value.items():
-                    yield from schemas_in(item, f"{at}.{key}.{name}")
+                    yield from schemas_in(item, (*at, f".{key}", f".{name}"))
             elif key not in _VALUES:
-                yield from schemas_in(value, f"{at}.{key}")
+                yield from schemas_in(value, (*at, f".{key}"))
 
 
 # ---- Objects that say nothing of other properties
@@ -131,7 +132,7 @@ def moved(schema: Mapping[str, Any], root: str) -> dict[str, Any]:
     All that it defines itself is referred to by its place: the names that `$id` and `$anchor` give would be the whole
     document's, and are left out.
     """
-    return _moved(schema, "", {"": root, **dict(_places(schema, "", root))})
+    return _moved(schema, "", {"": root, **dict(_places(schema, "", (root,)))})
 
 
 def pointed_at(root: object, reference: str) -> object:
@@ -161,25 +162,25 @@ def _moved(schema: Any, base: str, places: Mapping[str, str]) -> Any:
     return made
 
 
-def _places(schema: Any, base: str, at: str) -> Iterator[tuple[str, str]]:
+def _places(schema: Any, base: str, at: Steps) -> Iterator[tuple[str, str]]:
     """The names that a schema at `at` and those in it go by, as URIs, and the pointers to them."""
     if isinstance(schema, list):
         for index, item in enumerate(schema):
-            yield from _places(item, base, f"{at}/{index}")
+            yield from _places(item, base, (*at, f"/{index}"))
     if not isinstance(schema, Mapping):
         return
     inner = _base(schema, base)
     if inner != base:
-        yield inner, at
+        yield inner, "".join(at)
     if isinstance(anchor := schema.get("$anchor"), str):
-        yield f"{inner}#{anchor}", at
+        yield f"{inner}#{anchor}", "".join(at)
     if isinstance(own := schema.get("$id"), str) and own.startswith("#"):  # draft-07's anchors
-        yield inner + own, at
+        yield inner + own, "".join(at)
     for key, value in schema.items():
-        below = f"{at}/{_step(key)}"
+        below = (*at, f"/{_step(key)}")
         if key in _BY_NAME and isinstance(value, Mapping):
             for name, item in value.items():
-                yield from _places(item, inner, f"{below}/{_step(name)}")
+                yield from _places(item, inner, (*below, f"/{_step(name)}"))
         elif key not in _VALUES:
             yield from _places(value, inner, below)
 

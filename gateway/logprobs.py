@@ -12,6 +12,8 @@ from typing import Any
 
 from msgspec import Struct
 
+from gateway.answer import Answer
+from gateway.offload import LOGPROB_COST
 from gateway.text_stream import Piece
 from outrider.v1 import verify_pb2
 
@@ -50,6 +52,12 @@ class TextLogprobs(Struct):
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None] | None
     text_offset: list[int]
+
+
+def logprobs_cost(answer: Answer, num_top: int) -> int:
+    """What `offload` takes it to cost to write the log-probabilities of a whole answer, those of its prompt too."""
+    num_tokens = sum(choice.completion_tokens + len(choice.prompt_logprobs) for choice in answer.choices)
+    return LOGPROB_COST * num_tokens * (1 + num_top)
 
 
 def told(logprob: float) -> float:

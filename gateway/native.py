@@ -68,7 +68,8 @@ async def generate(request: Request) -> ASGIApp:
     if body.stream:
         return event_stream(request, run.events())
     await until_disconnect(request.receive, run.collect())
-    return json_response(run.results())
+    cost = sum(output.logprobs_cost for output in outputs)
+    return await offload(cost, lambda: json_response(run.results()))
 
 
 def _max_tokens(params: SglangSampling, body: GenerateRequest, names: Names) -> int | None:

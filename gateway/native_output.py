@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from gateway.answer import Answer, Collected
-from gateway.logprobs import PieceOf, sglang_entries, sglang_top
+from gateway.logprobs import PieceOf, logprobs_cost, sglang_entries, sglang_top
 from gateway.plan import Report
 from gateway.schemas import GenerateRequest
 from outrider.errors import InvalidArgument
@@ -87,6 +87,11 @@ class Output:
         self._piece_of = piece_of
         self._empty = empty
         self._began = began
+
+    @property
+    def logprobs_cost(self) -> int:
+        """What `offload` takes it to cost to write the log-probabilities of all choices."""
+        return logprobs_cost(self.answer, self._scores.num_top) if self._scores.wanted else 0
 
     def entry(self, choice: int, *, running: bool = False) -> dict[str, Any]:
         """A choice as it stands."""

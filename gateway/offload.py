@@ -10,7 +10,10 @@ ParamsT = ParamSpec("ParamsT")
 ResultT = TypeVar("ResultT")
 
 INLINE_BYTES = 64 * 1024  # a millisecond's work, about; a thread costs a tenth of that
-ID_COST = 16  # a token id that becomes text costs that many times what a byte of JSON does
+# What these cost, in bytes of JSON that are read:
+ID_COST = 16  # a token id that becomes text
+SCHEMA_COST = 16  # a byte of a schema that is put in other words
+LOGPROB_COST = 64  # a log-probability that is written as JSON
 
 _PIECES_PER_TURN = 16
 

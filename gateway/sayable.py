@@ -47,10 +47,10 @@ def check_schema(schema: Mapping[str, Any] | None, field: str, *, strict: bool) 
     check_depth(schema, field)
     if not strict or schema is None:
         return
-    for place, inner in schemas_in(schema):
+    for steps, inner in schemas_in(schema):
         for key, value in inner.items():
             for number in _rounded(key, value, inner):
-                where = f"{place}.{key}"[1:][-_PLACE_CHARS:]
+                where = "".join((*steps, f".{key}"))[1:][-_PLACE_CHARS:]
                 raise InvalidArgument(
                     f"A grammar's numbers are doubles; it cannot hold strict output to {shown(number)} in '{where}'.",
                     field=field, code="invalid_json_schema",

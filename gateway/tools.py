@@ -10,11 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import msgspec
+
 from gateway.error_values import missing, shown
 from gateway.json_schema import closed, moved
 from gateway.sayable import check_schema, sayable
 from gateway.tool_schemas import NamedTool, Tool, ToolChoice, ToolChoiceObject
 from outrider.errors import InvalidArgument
+from outrider.wire import MAX_GRAMMAR_BYTES
 
 MAX_CALLS = 32  # of one answer that must make calls
 Mode = Literal["none", "auto", "required", "named"]
@@ -51,8 +54,17 @@ class ToolPlan:
         return {
             "type": "array", "minItems": 1, "maxItems": MAX_CALLS if self.parallel else 1,
             "items": {"anyOf": [call_schema(tool) for tool in self.tools]},
-            "$defs": {tool.function.name: embedded(tool) for tool in self.tools},
+            "$defs": {name: moved(schema, f"#/$defs/{name}") for name, schema in self.parameters().items()},
         }  # fmt: skip
+
+    def check_size(self) -> None:
+        """InvalidArgument for schemas that no grammar has room for, before the work of rewriting them."""
+        size = sum(len(msgspec.json.encode(tool.function.parameters)) for tool in self.tools)
+        if size > MAX_GRAMMAR_BYTES:
+            raise InvalidArgument(
+                f"The tools' schemas have {size} bytes; output can be held to {MAX_GRAMMAR_BYTES}.",
+                field="tools", code="invalid_json_schema",
+            )  # fmt: skip
 
 
 def check_schemas(tools: Sequence[Tool] | None) -> None:
@@ -127,8 +139,3 @@ def arguments_schema(tool: Tool) -> dict[str, Any]:
     """
     given = {"type": "object", **(tool.function.parameters or {"properties": {}, "additionalProperties": False})}
     return sayable(given, strict=True) if tool.function.strict else sayable(closed(given), strict=False)
-
-
-def embedded(tool: Tool) -> dict[str, Any]:
-    """A tool's schema as it stands in `$defs`."""
-    return moved(arguments_schema(tool), f"#/$defs/{tool.function.name}")

@@ -21,13 +21,15 @@ class ToolFormat:
     """How a model writes calls.
 
     `make` gives a parser for functions by their schemas, `strict` the grammar that holds calls to these schemas (None:
-    there is none). `markers` must come out of the detokenizer, control tokens though they may be.
+    there is none). `markers` must come out of the detokenizer, control tokens though they may be. The parser of a
+    `typed` format reads values by the schemas; of others `make` looks at the functions' names alone.
     """
 
     name: str
     make: Callable[[Schemas], PartParser]
     markers: frozenset[str] = frozenset()
     strict: Callable[[Schemas], str] | None = None
+    typed: bool = False
 
 
 def _tagged(name: str, form: TagForm, grammar: Callable[[Schemas], str] | None = None) -> ToolFormat:
@@ -64,7 +66,7 @@ _FORMATS = {
     "llama3_json": _LLAMA,
     "mistral": ToolFormat("mistral", lambda schemas: mistral.MistralCalls(frozenset(schemas)), mistral.MARKERS),
     "pythonic": ToolFormat("pythonic", lambda schemas: PythonicCalls(frozenset(schemas))),
-    "qwen3_coder": ToolFormat("qwen3_coder", xml.XmlCalls, xml.MARKERS),
+    "qwen3_coder": ToolFormat("qwen3_coder", xml.XmlCalls, xml.MARKERS, typed=True),
     "deepseekv3": _tagged("deepseekv3", _DEEPSEEK),
     "deepseekv31": _tagged("deepseekv31", _DEEPSEEK),
     "kimi_k2": _tagged("kimi_k2", _KIMI),

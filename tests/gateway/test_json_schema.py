@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 
-from gateway.json_schema import MAX_DEPTH, closed, pointed_at
+from gateway.json_schema import MAX_DEPTH, closed, moved, pointed_at, schemas_in
+from tests.gateway.allocations import bytes_per_step
 
 DOCUMENT: dict[str, Any] = {"$defs": {"a/b~c %": 1, "list": [2]}, "type": "object"}
 
@@ -28,6 +30,28 @@ def test_no_reference_goes_deeper_than_schemas_do() -> None:
     document["a"] = document
     assert pointed_at(document, "#" + "/a" * MAX_DEPTH) is document
     assert pointed_at(document, "#" + "/a" * (MAX_DEPTH + 1)) is None
+
+
+def test_the_way_to_a_schema_is_told_in_steps() -> None:
+    inner = {"anyOf": [{}, {"items": {}}]}
+    ways = ["".join(steps) for steps, _ in schemas_in({"properties": {"a": inner}, "const": {"not": {}}})]
+    a = ".properties.a"
+    assert ways == ["", a, f"{a}.anyOf[0]", f"{a}.anyOf[1]", f"{a}.anyOf[1].items"]
+
+
+def test_a_long_name_is_not_copied_for_each_schema_below_it() -> None:
+    below: dict[str, Any] = {str(index): {} for index in range(1000)}
+    walk = schemas_in({"properties": {"k" * 100_000: {"properties": below}}})
+    for _ in range(2):
+        next(walk)
+    assert bytes_per_step([partial(next, walk)] * len(below)) < 4096
+
+
+def test_names_of_places_are_moved_along() -> None:
+    properties = {"a/b": {"anyOf": [{"$anchor": "x"}, {"$id": "#y"}]}, "c": {"$ref": "#x"}, "d": {"$ref": "#y"}}
+    made = moved({"properties": properties}, "#/$defs/f")["properties"]
+    place = "#/$defs/f/properties/a~1b/anyOf"
+    assert made == {"a/b": {"anyOf": [{}, {}]}, "c": {"$ref": f"{place}/0"}, "d": {"$ref": f"{place}/1"}}
 
 
 TEXT = {"type": "string"}
