@@ -233,12 +233,13 @@ class FeatureBuffer:
 
     def drop(self, before: int) -> None:
         """Forgets the rows of positions before `before`, which is at most `end`."""
-        while self.start < before:
-            piece = self._pieces.popleft()
-            cut = min(before - self.start, piece.num_rows)
-            self.start += cut
-            if cut < piece.num_rows:
-                self._pieces.appendleft(piece.part(cut, piece.num_rows))
-        if self._pieces and 2 * self._pieces[0].num_rows < len(self._pieces[0].whole):
-            rows = self._pieces[0].rows.clone()  # a view would keep what is dropped
-            self._pieces[0] = Piece(rows, 0, len(rows))
+        if before == self.end:
+            self._pieces.clear()
+            self.start = before
+            return
+        while before - self.start >= self._pieces[0].num_rows:
+            self.start += self._pieces.popleft().num_rows
+        first = self._pieces[0].part(before - self.start, self._pieces[0].num_rows)
+        if 2 * first.num_rows < len(first.whole):  # a view would keep what is dropped
+            first = Piece(first.rows.clone(), 0, first.num_rows)
+        self._pieces[0], self.start = first, before
