@@ -69,6 +69,12 @@ class Sent:
     memo: object = None
     grown: Grown | None = None
 
+    @property
+    def end_len(self) -> int:
+        """Committed length at which, at the latest, none of its nodes can be verified any more."""
+        depth = len(self.tokens) if self.grown is None else self.grown.num_steps
+        return self.base_len + len(self.assumed) + depth
+
     @cached_property
     def tree(self) -> TokenTree:
         """The tree, with its links."""
@@ -123,6 +129,10 @@ class Session:
         self._buffer[old_len:new_len] = tokens
         self.tokens = self._buffer[:new_len]
         self.remaining = max(0, self.remaining - len(tokens))
+        for sent in self.sent.values():
+            # A draft model's memo may hold what it gave for all sessions; a copy's is read when it is accounted for.
+            if sent.memo is not None and sent.end_len <= new_len and not isinstance(sent.memo, Copied):
+                sent.memo = None
 
     def max_depth(self, num_assumed: int = 0) -> int:
         """Deepest node below `num_assumed` tokens that can still be accepted: a step commits one token more."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import NamedTuple
@@ -105,6 +106,11 @@ class Piece(NamedTuple):
     end: int
 
     @property
+    def num_rows(self) -> int:
+        """How many they are."""
+        return self.end - self.first
+
+    @property
     def rows(self) -> torch.Tensor:
         """They alone, as a view."""
         return self.whole[self.first : self.end]
@@ -164,7 +170,7 @@ class FeatureBuffer:
     def __init__(self, width: int) -> None:
         self.start = 0
         self._width = width
-        self._pieces: list[Piece] = []
+        self._pieces: deque[Piece] = deque()
         self._early: dict[int, Piece] = {}
         self._room: Room | None = None
         self.end = 0
@@ -198,33 +204,42 @@ class FeatureBuffer:
 
     def put(self, first_pos: int, piece: Piece) -> None:
         """Takes rows for the positions from `first_pos` on; those that are known already are left out."""
-        count = piece.end - piece.first
+        count = piece.num_rows
         if first_pos == self.end and not self._early:
             self._pieces.append(piece)
             self.end += count
             return
         early = self._early.get(first_pos)
-        if early is None or count > early.end - early.first:
+        if early is None or count > early.num_rows:
             self._early[first_pos] = piece
         while (found := next((pos for pos in self._early if pos <= self.end), None)) is not None:
             fresh = self._early.pop(found)
-            fresh = fresh.part(min(self.end - found, fresh.end - fresh.first), fresh.end - fresh.first)
-            if fresh.end > fresh.first:
+            fresh = fresh.part(min(self.end - found, fresh.num_rows), fresh.num_rows)
+            if fresh.num_rows:
                 self._pieces.append(fresh)
-                self.end += fresh.end - fresh.first
+                self.end += fresh.num_rows
 
     def rows(self, first: int, end: int) -> Piece:
-        """Rows of positions within start..end."""
-        if len(self._pieces) > 1:
-            whole = torch.cat([piece.rows.to(self._pieces[0].whole.dtype) for piece in self._pieces])
-            self._pieces = [Piece(whole, 0, len(whole))]
-        return self._pieces[0].part(first - self.start, end - self.start)
+        """Rows of positions within start..end: a copy where they came apart."""
+        found: list[Piece] = []
+        pos = self.start
+        for piece in self._pieces:
+            if pos >= end:
+                break
+            if pos + piece.num_rows > first:
+                found.append(piece.part(max(0, first - pos), min(piece.num_rows, end - pos)))
+            pos += piece.num_rows
+        return joined(found)
 
     def drop(self, before: int) -> None:
         """Forgets the rows of positions before `before`, which is at most `end`."""
         if before == self.end:
-            self._pieces, self.start = [], before
-        elif before > self.start:
-            rest = self.rows(before, self.end).rows.clone()  # a view would keep what is dropped
-            self._pieces = [Piece(rest, 0, len(rest))]
+            self._pieces.clear()
             self.start = before
+            return
+        while before - self.start >= self._pieces[0].num_rows:
+            self.start += self._pieces.popleft().num_rows
+        first = self._pieces[0].part(before - self.start, self._pieces[0].num_rows)
+        if 2 * first.num_rows < len(first.whole):  # a view would keep what is dropped
+            first = Piece(first.rows.clone(), 0, first.num_rows)
+        self._pieces[0], self.start = first, before

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from draft_service.drafters.base import Draft
 from draft_service.framing import framed
-from draft_service.session import Session
+from draft_service.session import Copied, Grown, Session
 from draft_service.sessions import Changes, SessionTable
 from outrider.row_ring import HEADER_BYTES, RowReader, RowRing
 from outrider.tree import TokenTree
@@ -303,6 +303,24 @@ def test_an_early_proposal_on_its_way_is_what_a_waiting_verify_takes(
     if verifying is not None:
         assert verifying.tree.tokens.tolist() == [10, 20]
         assert verifying.probabilities.tolist() == pytest.approx(np.exp([0, -1]).tolist())
+
+
+def test_what_a_draft_model_keeps_for_a_tree_is_held_as_long_as_the_tree_can_be_verified() -> None:
+    sessions = table()
+    session = open_one(sessions)
+    tokens, chain, fan = np.array([7, 8], np.int32), np.array([-1, 0], np.int32), np.array([-1, -1], np.int32)
+    for draft in (
+        Draft(tokens, chain, assumed=np.array([6], np.int32), memo="early"),
+        Draft(tokens, fan, memo="flat", grown=Grown(topk=2, num_steps=1)),
+        Draft(tokens, chain, memo=Copied(3)),
+    ):
+        sessions.propose(pb.Proposal(), session, draft, bytes(2), 0, keeps_memo=True)
+    held: list[list[object]] = []
+    for base_len in range(3, 6):
+        held.append([sent.memo for sent in session.sent.values()])
+        sessions.apply([pb.Round(verdicts=[verdict(base_len=base_len, node_budget=0)])])
+    held.append([sent.memo for sent in session.sent.values()])
+    assert held == [["early", "flat", (3,)], ["early", None, (3,)], ["early", None, (3,)], [None, None, (3,)]]
 
 
 def test_a_prefix_is_shared_only_with_a_session_that_is_open() -> None:

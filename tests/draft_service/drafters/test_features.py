@@ -51,23 +51,24 @@ class Shared:
         self.ring.read(self.reader.last)
 
 
-@given(st.lists(st.tuples(st.integers(1, 6), st.booleans(), st.booleans()), max_size=30))
+@given(st.lists(st.tuples(st.integers(1, 6), st.booleans(), st.integers(0, 12)), max_size=30))
 def test_rows_are_those_of_their_positions_however_they_come_and_are_used(
-    steps: list[tuple[int, bool, bool]],
+    steps: list[tuple[int, bool, int]],
 ) -> None:
-    """Two at a time may come in the wrong order; what is there is used at once, or with what follows."""
+    """Two at a time may come in the wrong order; what is there is used at once, in part, or with what follows."""
     shared, buffer = Shared(), FeatureBuffer(_WIDTH)
     end = used = 0
-    for count, is_swapped, is_used in steps:
+    for count, is_swapped, num_used in steps:
         parts = [(end, count), (end + count, count)]
         for first, own in reversed(parts) if is_swapped else parts:
             shared.take(buffer, shared.put(first, own))
         end += 2 * count
         assert buffer.end == end
-        if is_used:
-            assert torch.equal(buffer.rows(used, end).rows, rows_of(used, end - used))
-            buffer.drop(end)
-            used = end
+        if num_used:
+            stop = min(end, used + num_used)
+            assert torch.equal(buffer.rows(used, stop).rows, rows_of(used, stop - used))
+            buffer.drop(stop)
+            used = stop
     if end > used:
         assert torch.equal(buffer.rows(used, end).rows, rows_of(used, end - used))
 
@@ -82,6 +83,18 @@ def test_rows_that_are_used_one_verdict_after_another_lie_in_the_same_memory() -
         wholes.append(piece.whole)
         buffer.drop(first + 3)
     assert all(whole is wholes[0] for whole in wholes)
+
+
+def test_what_is_used_piece_by_piece_is_not_copied_until_half_of_its_memory_is_of_no_use() -> None:
+    buffer, pieces = FeatureBuffer(_WIDTH), [Piece(rows_of(first, 8), 0, 8) for first in (0, 8, 16)]
+    for index, piece in enumerate(pieces):
+        buffer.put(8 * index, piece)
+    for first in range(24):
+        left = buffer.rows(first, 8 * (first // 8 + 1))
+        assert torch.equal(left.rows, rows_of(first, left.num_rows))
+        assert (left.whole is pieces[first // 8].whole) is (first % 8 <= 4)
+        assert len(left.whole) <= 2 * left.num_rows
+        buffer.drop(first + 1)
 
 
 @pytest.mark.parametrize("dtype", _DTYPES)
