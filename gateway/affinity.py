@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 
 BLOCK_TOKENS = 64
 _MAX_BLOCKS = 64  # of one prompt: what lies beyond is the same replica's anyway
@@ -37,6 +39,19 @@ class PrefixMap:
             self._addresses.move_to_end(key)
         while len(self._addresses) > self._max_entries:
             self._addresses.popitem(last=False)
+
+
+@dataclass
+class PromptKeys:
+    """A prompt's keys, made when they are first asked for: with one replica, never."""
+
+    prompt_tokens: bytes
+    cache_salt: str
+
+    @cached_property
+    def keys(self) -> list[bytes]:
+        """See block_keys."""
+        return block_keys(self.prompt_tokens, self.cache_salt)
 
 
 def block_keys(prompt_tokens: bytes, cache_salt: str = "") -> list[bytes]:

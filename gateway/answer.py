@@ -1,4 +1,4 @@
-"""Answers to prompts: streams of deltas for all choices, alone or several together, and their totals."""
+"""Answers to prompts: streams of deltas for all choices, alone or several together, and their counts."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Literal
 
 from gateway.account import Account
 from gateway.merge import merge
-from gateway.prediction import PredictionCount
 from gateway.text_stream import ChoiceText, Delta, OutputRules, Piece
+from gateway.totals import Totals
 from outrider.errors import OutriderError
 from outrider.speculation_count import SpeculationCount, total_speculation
 from outrider.v1 import verify_pb2
@@ -40,14 +40,16 @@ class Answer:
         *,
         num_choices: int,
         prompt_len: int,
+        totals: Totals,
         account: Account,
         fields: Mapping[str, str],
         ended: set[int],
     ) -> None:
-        """`fields` are the body's names for the wire's, for verify's complaints. `ended` is told of choices that a
-        stop string ended, so that whoever makes `responses` ends their calls."""
+        """`totals` are of the whole request. `fields` are the body's names for the wire's, for verify's complaints.
+        `ended` is told of choices that a stop string ended, so that whoever makes `responses` ends their calls."""
         self.prompt_len = prompt_len
-        self.choices = [ChoiceText(index, rules) for index in range(num_choices)]
+        self.totals = totals
+        self.choices = [ChoiceText(index, rules, totals) for index in range(num_choices)]
         self._responses = responses
         self._account = account
         self._fields = fields
@@ -97,14 +99,6 @@ class Answer:
         """OpenAI's system_fingerprint, of whoever computed it: equal ones give equal output for equal seeds."""
         numerics_id = next((choice.numerics_id for choice in self.choices if choice.numerics_id), "")
         return f"fp_{numerics_id[:16]}" if numerics_id else None
-
-    @property
-    def prediction(self) -> PredictionCount | None:
-        """All choices' counts together; None where nothing was predicted."""
-        counts = [choice.prediction.count for choice in self.choices if choice.prediction is not None]
-        if not counts:
-            return None
-        return PredictionCount(sum(count.accepted for count in counts), sum(count.rejected for count in counts))
 
     @property
     def speculation(self) -> SpeculationCount:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import random
 import time
 from collections.abc import AsyncGenerator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
+from gateway.affinity import PromptKeys
 from gateway.calls import Broken, NotOffered
 from gateway.merge import merge
 from gateway.replica import Replica
@@ -169,7 +171,7 @@ class _Route:
     ) -> None:
         self.deadline = time.monotonic() + timeout_s
         self._timeout_s = timeout_s
-        self._request = request
+        self._prompt = PromptKeys(request.prompt_tokens, request.cache_salt)
         self._num_positions = num_ids(request.prompt_tokens) + request.sampling.max_tokens
         self._replicas = replicas
         self._retry = retry
@@ -184,10 +186,8 @@ class _Route:
 
     def fork(self) -> _Route:
         """A route for one choice that goes on from here."""
-        route = _Route(self._replicas, self._retry, self._timeout_s, self._request)
-        route.deadline = self.deadline
-        route._failures, route._numerics_id, route._breaks = self._failures, self._numerics_id, self._breaks
-        route._give_up_at, route._engines = self._give_up_at, self._engines
+        route = copy.copy(self)
+        route._refusals, route._full, route._refusal = 0, [], None
         return route
 
     async def next_replica(self) -> Replica:
@@ -210,9 +210,8 @@ class _Route:
             return self._replicas.pick(
                 numerics_id=self._numerics_id,
                 avoid=self._full,
-                prompt_tokens=self._request.prompt_tokens,
+                prompt=self._prompt,
                 num_positions=self._num_positions,
-                cache_salt=self._request.cache_salt,
                 sure=self._failures > 0,
             )
         except Unavailable:

@@ -70,7 +70,7 @@ class Chat:
         """The counts so far."""
         reasons = self.rules.message.make_reasoning is not None
         reasoning_tokens = sum(message.reasoning_tokens for message in messages) if reasons else None
-        return Usage.of([self.answer], prediction=self.answer.prediction, reasoning_tokens=reasoning_tokens)
+        return Usage.of(self.answer.totals, reasoning_tokens=reasoning_tokens)
 
 
 def _names(body: ChatCompletionRequest) -> Names:

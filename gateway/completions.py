@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from starlette.requests import Request
 from starlette.types import ASGIApp
@@ -24,6 +24,7 @@ from gateway.service import Ready, gateway_of
 from gateway.tokenizer import TextCodec
 from gateway.unsupported import refuse_unsupported
 from outrider.errors import InvalidArgument
+from outrider.v1 import verify_pb2
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -75,20 +76,28 @@ class _Run:
     answers: Sequence[Answer]
     echoes: Sequence[str]
     id: str
+    echoed: dict[int, TextScores] = field(default_factory=dict)  # by prompt: the part that its choices share
 
     @property
     def _num_choices(self) -> int:
         return len(self.answers[0].choices)
 
-    def _scores(self, prompt: int, choice: int) -> TextScores:
+    def _scores(self, prompt: int) -> TextScores:
         """Collects the log-probabilities of a choice: of the prompt first, where it is echoed."""
-        scores = TextScores(self.ready.codec.piece, self.body.logprobs or 0)
-        if self.body.echo:
-            logprobs = self.answers[prompt].choices[choice].prompt_logprobs
+        if prompt not in self.echoed:
+            scores = TextScores(self.ready.codec.piece, self.body.logprobs or 0)
+            logprobs = self._prompt_logprobs(prompt)
             detokenizer = self.ready.codec.detokenizer(skip_special=False)
             lengths = lengths_in(self.echoes[prompt], [logprob.token for logprob in logprobs], detokenizer)
             scores.add_prompt(logprobs, lengths)
-        return scores
+            self.echoed[prompt] = scores
+        return self.echoed[prompt].copy()
+
+    def _prompt_logprobs(self, prompt: int) -> list[verify_pb2.TokenLogprob]:
+        """A prompt's own, of the first of its choices that has begun."""
+        if not self.body.echo:
+            return []
+        return next((choice.prompt_logprobs for choice in self.answers[prompt].choices if choice.prompt_logprobs), [])
 
     def completion(self, collected: list[list[Collected]]) -> Completion:
         """The answer to a request that does not stream."""
@@ -97,7 +106,7 @@ class _Run:
             for prompt, choices in enumerate(collected)
             for number, choice in enumerate(choices)
         ]
-        usage = Usage.of(self.answers)
+        usage = self._usage()
         if self.body.max_tokens == 0:
             usage.completion_tokens, usage.total_tokens = 0, usage.prompt_tokens
         ready = self.ready
@@ -107,7 +116,7 @@ class _Run:
         index = prompt * self._num_choices + number
         logprobs: TextLogprobs | None = None
         if self.body.logprobs is not None:
-            scores = self._scores(prompt, number)
+            scores = self._scores(prompt)
             scores.add(choice.pieces if self.body.max_tokens != 0 else ())
             logprobs = scores.take()
         text = self.echoes[prompt] + (choice.text if self.body.max_tokens != 0 else "")
@@ -122,7 +131,7 @@ class _Run:
                 chunks = chunks or self._chunks(self.answers[prompt], created)
                 index = prompt * self._num_choices + delta.choice
                 if index not in scores:
-                    scores[index] = self._scores(prompt, delta.choice)
+                    scores[index] = await offload(self._cost(prompt), self._scores, prompt)
                     if self.echoes[prompt]:
                         yield chunks.echo(index, self.echoes[prompt], self._take(scores[index]))
                 if self.body.logprobs is not None:
@@ -130,8 +139,12 @@ class _Run:
                 yield chunks.events(index, delta, self._take(scores[index]))
         options = self.body.stream_options
         if chunks is not None and options and options.include_usage:
-            yield chunks.usage(Usage.of(self.answers))
+            yield chunks.usage(self._usage())
         yield DONE
+
+    def _cost(self, prompt: int) -> int:
+        """Bytes that an echoed prompt's log-probabilities are worth, as `offload` reckons."""
+        return ID_COST * len(self._prompt_logprobs(prompt)) * (1 + (self.body.logprobs or 0))
 
     def _chunks(self, begun: Answer, created: int) -> CompletionChunks:
         """The writer of the stream, with the fingerprint of the answer that has begun first."""
@@ -140,8 +153,11 @@ class _Run:
             id=self.id, created=created, model=ready.model_name, fingerprint=begun.fingerprint,
             include_usage=bool(options and options.include_usage),
             extension=extension_of(self.body.speculative, ready.codec.piece),
-            current_usage=(lambda: Usage.of(self.answers)) if options and options.continuous_usage_stats else None,
+            current_usage=self._usage if options and options.continuous_usage_stats else None,
         )  # fmt: skip
+
+    def _usage(self) -> Usage:
+        return Usage.of(self.answers[0].totals)
 
     def _take(self, scores: TextScores) -> TextLogprobs | None:
         return scores.take() if self.body.logprobs is not None else None

@@ -7,7 +7,7 @@ and has these for its text in a plain completion, as OpenAI writes it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from msgspec import Struct
@@ -101,6 +101,12 @@ class TextScores:
     num_top: int
     offset: int = 0
     _made: TextLogprobs = field(default_factory=lambda: TextLogprobs([], [], [], []))
+
+    def copy(self) -> TextScores:
+        """Another one, with what was added here since the last time."""
+        made = self._made
+        top = None if made.top_logprobs is None else made.top_logprobs[:]
+        return replace(self, _made=TextLogprobs(made.tokens[:], made.token_logprobs[:], top, made.text_offset[:]))
 
     def add_prompt(self, logprobs: Sequence[verify_pb2.TokenLogprob], lengths: Sequence[int]) -> None:
         """Adds the prompt's tokens, for `echo`, with the characters that each has of the echoed text."""

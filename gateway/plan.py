@@ -9,6 +9,7 @@ from typing import Any
 
 from gateway.error_values import no_such_token, shown
 from gateway.field_names import Names
+from gateway.prediction import Prediction
 from gateway.replica import ServerInfo
 from gateway.sampling_defaults import SamplingDefaults, with_defaults
 from gateway.schemas import (
@@ -108,7 +109,7 @@ def make_plan(
         ),
         stops=stop_strings(fields),
         min_tokens=params.min_tokens,
-        prediction=predicted,
+        prediction=None if predicted is None else Prediction(predicted),
         end_ids=_end_ids(params, info),
         pieces=report.logprobs or report.pieces or bool((fields.speculative or _NO_OPTIONS).include_origins),
     )

@@ -18,7 +18,7 @@ import grpc
 import grpc.aio
 
 from gateway.addresses import Addresses
-from gateway.affinity import PrefixMap, block_keys
+from gateway.affinity import PrefixMap, PromptKeys
 from gateway.replica import Replica, ServerInfo
 from outrider.dialing import Dial
 from outrider.errors import RETRY_SOON_S, ResourceExhausted, StartupError, Unavailable
@@ -113,9 +113,8 @@ class ReplicaSet:
         *,
         numerics_id: str | None = None,
         avoid: Iterable[Replica] = (),
-        prompt_tokens: bytes = b"",
+        prompt: PromptKeys | None = None,
         num_positions: int = 0,
-        cache_salt: str = "",
         sure: bool = False,
     ) -> Replica:
         """A replica, of `numerics_id` where given: that which had most of the prompt before, else the least busy.
@@ -145,14 +144,13 @@ class ReplicaSet:
             )
         alike = [replica for replica in with_room if not replica.doubtful] or with_room
         least = min(alike, key=lambda replica: replica.load)
-        if len(self._replicas) == 1 or not prompt_tokens:
+        if len(self._replicas) == 1 or prompt is None:
             return least
-        keys = block_keys(prompt_tokens, cache_salt)
         most = max(least.load + _SLACK, 2 * least.load)
         near = {replica.address: replica for replica in alike if replica.load <= most}
-        found = self._prefixes.find(keys, near.__contains__)
+        found = self._prefixes.find(prompt.keys, near.__contains__)
         chosen = near[found] if found is not None else least
-        self._prefixes.remember(keys, chosen.address)
+        self._prefixes.remember(prompt.keys, chosen.address)
         return chosen
 
     def broke(self, replica: Replica) -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from msgspec import UNSET, Struct, UnsetType
 
-from gateway.answer import Answer
 from gateway.logprobs import ChatLogprobs, TextLogprobs
-from gateway.prediction import PredictionCount
 from gateway.tool_schemas import ToolCall
-from outrider.speculation_count import SpeculationCount, total_speculation
+from gateway.totals import Totals
+from outrider.speculation_count import SpeculationCount
 
 
 class SpeculationUsage(Struct):
@@ -23,7 +20,7 @@ class SpeculationUsage(Struct):
 
     @classmethod
     def of(cls, count: SpeculationCount) -> SpeculationUsage:
-        """What speculation did for a request, from the counts of its choices."""
+        """What speculation did for a request, from its counts."""
         return cls(count.verify_steps, count.draft_tokens, count.accepted_tokens, count.accept_length)
 
 
@@ -52,28 +49,18 @@ class Usage(Struct):
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
     @classmethod
-    def of(
-        cls,
-        answers: Sequence[Answer],
-        *,
-        prediction: PredictionCount | None = None,
-        reasoning_tokens: int | None = None,
-    ) -> Usage:
-        """The counts of one HTTP request: each prompt counts once, whatever its number of choices."""
-        prompt = sum(answer.prompt_len for answer in answers)
-        completion = sum(answer.completion_tokens for answer in answers)
-        count = total_speculation(answer.speculation for answer in answers)
+    def of(cls, totals: Totals, *, reasoning_tokens: int | None = None) -> Usage:
+        """The counts of one HTTP request."""
         details = CompletionTokensDetails()
-        if prediction is not None:
-            details.accepted_prediction_tokens = prediction.accepted
-            details.rejected_prediction_tokens = prediction.rejected
+        if totals.predicted_tokens is not None:
+            details.accepted_prediction_tokens = totals.accepted_prediction_tokens
+            details.rejected_prediction_tokens = totals.predicted_tokens - totals.accepted_prediction_tokens
         if reasoning_tokens is not None:
             details.reasoning_tokens = reasoning_tokens
         return cls(
-            prompt, completion, prompt + completion,
-            PromptTokensDetails(sum(answer.cached_tokens for answer in answers)),
-            SpeculationUsage.of(count),
-            details if prediction is not None or reasoning_tokens is not None else UNSET,
+            totals.prompt_tokens, totals.completion_tokens, totals.prompt_tokens + totals.completion_tokens,
+            PromptTokensDetails(totals.cached_tokens), SpeculationUsage.of(totals.speculation),
+            UNSET if totals.predicted_tokens is None and reasoning_tokens is None else details,
         )  # fmt: skip
 
 

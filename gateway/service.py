@@ -29,6 +29,7 @@ from gateway.sampling_defaults import OPENAI, SamplingDefaults, read_defaults
 from gateway.template import ChatTemplate
 from gateway.tokenizer import TextCodec, TokenizerFiles
 from gateway.tool_parsers.formats import ToolFormat, tool_format
+from gateway.totals import Totals
 from outrider.args import GatewayArgs
 from outrider.dialing import dialer_of
 from outrider.errors import InvalidArgument, StartupError, Unavailable
@@ -192,6 +193,9 @@ class Gateway:
         fields = {
             "sampling.grammar": grammar_field, "prompt_tokens": prompt_field, "top_logprobs": top_logprobs_field,
         }  # fmt: skip
+        prediction = plan.rules.prediction
+        predicted = None if prediction is None else prediction.size * plan.num_choices * len(plan.calls)
+        totals = Totals(sum(plan.prompt_lens), predicted)
         answers: list[Answer] = []
         for call, prompt_len in zip(plan.calls, plan.prompt_lens, strict=True):
             ended: set[int] = set()
@@ -199,8 +203,8 @@ class Gateway:
             responses = self.backend.generate(call, timeout_s=timeout_s, apart=plan.apart, ended=ended)
             answers.append(
                 Answer(
-                    responses, plan.rules, num_choices=plan.num_choices, prompt_len=prompt_len, account=account,
-                    fields=fields, ended=ended,
+                    responses, plan.rules, num_choices=plan.num_choices, prompt_len=prompt_len, totals=totals,
+                    account=account, fields=fields, ended=ended,
                 )
             )  # fmt: skip
         return answers

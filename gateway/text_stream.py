@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from gateway.detokenizer import Detokenizer
-from gateway.prediction import PredictionMatch
+from gateway.prediction import Prediction, PredictionMatch
 from gateway.stop import StopMatcher
+from gateway.totals import Totals
 from outrider.speculation_count import SpeculationCount
 from outrider.v1 import common_pb2, verify_pb2
 
@@ -25,7 +26,7 @@ class OutputRules:
     end_ids: frozenset[int] = frozenset()  # tokens that end an output; their text is not part of it
     pieces: bool = False  # whether deltas tell of each token
     min_tokens: int = 0  # within which no stop string ends an output
-    prediction: Sequence[int] | None = None  # what the caller thinks the output is
+    prediction: Prediction | None = None  # what the caller thinks the output is
 
 
 @dataclass(slots=True)
@@ -67,18 +68,19 @@ class Delta:
 
 
 class ChoiceText:
-    """One choice: feeds responses in, gives deltas out, counts."""
+    """One choice: feeds responses in, gives deltas out, counts, for `totals` too."""
 
-    def __init__(self, choice: int, rules: OutputRules) -> None:
+    def __init__(self, choice: int, rules: OutputRules, totals: Totals | None = None) -> None:
         self.choice = choice
         self.completion_tokens = 0
         self.cached_tokens = 0
         self.speculation = SpeculationCount()
-        self.prediction = PredictionMatch(rules.prediction) if rules.prediction is not None else None
         self.prompt_logprobs: list[verify_pb2.TokenLogprob] = []
         self.numerics_id = ""  # of the service that began it
         self.finished = False
         self._rules = rules
+        self._totals = totals or Totals()
+        self._prediction = PredictionMatch(rules.prediction) if rules.prediction is not None else None
         self._detokenizer = rules.make_detokenizer()
         self._stop = StopMatcher(rules.stops) if rules.stops else None
         self._held: deque[Piece] = deque()  # detokenised, not yet let out
@@ -114,10 +116,7 @@ class ChoiceText:
                 delta.finish_reason, delta.matched = "stop", self._stop.matched
                 self._cut(delta)
                 break
-        self.completion_tokens += len(delta.tokens)
-        if self.prediction is not None:
-            self.prediction.feed(delta.tokens)
-        self._count(response, len(delta.tokens))
+        self._count(response, delta.tokens)
         if delta.finish_reason is not None:
             self._end(None)
         elif response.HasField("finish"):
@@ -192,18 +191,31 @@ class ChoiceText:
         """Begins a call: the first, or one that goes on where another broke."""
         if not self._started:
             self.cached_tokens = response.start.cached_tokens
+            if self.choice == 0:  # which stands for its prompt
+                self._totals.cached_tokens += self.cached_tokens
             self.numerics_id = response.start.numerics_id
             self.prompt_logprobs = list(response.prompt_logprobs)
+        else:
+            self._add_speculation(self._seen)
+            self._seen = SpeculationCount()
         self._started = True
-        self.speculation.add(self._seen)
-        self._seen = SpeculationCount()
 
-    def _count(self, response: verify_pb2.GenerateResponse, num_tokens: int) -> None:
+    def _count(self, response: verify_pb2.GenerateResponse, tokens: list[int]) -> None:
         """Counts a step, until verify tells its own count; what a stop string cut off is not counted."""
-        if num_tokens and response.HasField("num_drafted"):
-            accepted = min(response.num_accepted, num_tokens)
-            self._seen.count(drafted=response.num_drafted, accepted=accepted, committed=num_tokens)
+        self.completion_tokens += len(tokens)
+        self._totals.completion_tokens += len(tokens)
+        if self._prediction is not None:
+            before = self._prediction.accepted
+            self._prediction.feed(tokens)
+            self._totals.accepted_prediction_tokens += self._prediction.accepted - before
+        if tokens and response.HasField("num_drafted"):
+            accepted = min(response.num_accepted, len(tokens))
+            self._seen.count(drafted=response.num_drafted, accepted=accepted, committed=len(tokens))
 
     def _end(self, told: SpeculationCount | None) -> None:
         self.finished = True
-        self.speculation.add(told or self._seen)
+        self._add_speculation(told or self._seen)
+
+    def _add_speculation(self, count: SpeculationCount) -> None:
+        self.speculation.add(count)
+        self._totals.speculation.add(count)

@@ -68,6 +68,29 @@ async def test_a_conversation_stays_with_its_replica(tmp_path: Path) -> None:
 
 
 @pytest.mark.asyncio
+async def test_a_prompts_keys_are_made_once_whatever_becomes_of_its_choices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[bytes] = []
+
+    def counting(prompt_tokens: bytes, cache_salt: str) -> list[bytes]:
+        made.append(prompt_tokens)
+        return block_keys(prompt_tokens, cache_salt)
+
+    monkeypatch.setattr("gateway.affinity.block_keys", counting)
+    fakes = [fake(tmp_path), fake(tmp_path)]
+    async with backend_of(fakes, tmp_path) as backend:
+        asked = prompt(1)
+        asked.num_choices = 3
+        for times, apart in enumerate((True, False), 1):
+            for verify in fakes:
+                verify.break_after = [1]
+            await outputs(backend, asked, apart=apart)
+            assert made == [asked.prompt_tokens] * times
+    assert sum(len(verify.requests) for verify in fakes) > 4
+
+
+@pytest.mark.asyncio
 async def test_it_leaves_a_replica_that_is_much_busier(tmp_path: Path) -> None:
     fakes = [fake(tmp_path), fake(tmp_path)]
     async with backend_of(fakes, tmp_path) as backend:

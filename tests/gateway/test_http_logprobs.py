@@ -270,3 +270,27 @@ def test_trees_and_origins_in_a_stream(client: openai.OpenAI) -> None:
             assert (node["id"], node["accepted"]) == (token["id"], True)
     assert {node["accepted"] for tree in trees.values() for node in tree["nodes"]} == {True, False}
     assert all((tree["draft_us"], tree["verify_us"], tree["drafter"]) == (5, 7, "NGRAM") for tree in trees.values())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_echoed_prompt_is_scored_once_for_all_its_choices(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    scored: list[str] = []
+
+    def counting(text: str, *rest: Any) -> list[int]:
+        scored.append(text)
+        return lengths_in(text, *rest)
+
+    monkeypatch.setattr("gateway.completions.lengths_in", counting)
+    monkeypatch.setattr("gateway.offload.INLINE_BYTES", 200)  # so that a thread scores the second
+    prompts = ["Say: ", "Say: " * 20]
+    body = {"prompt": prompts, "echo": True, "logprobs": 1, "max_tokens": 2, "n": 3}
+    gateway.verify[0].say = lambda request, choice: [50 + choice, 51]
+    _, told, _ = completion(gateway, body, stream=stream)
+    assert sorted(scored) == sorted(prompts)
+    for same in (told[:3], told[3:]):
+        for name in same[0]:
+            assert same[0][name][:-2] == same[1][name][:-2] == same[2][name][:-2]
+        assert len({one["tokens"][-2] for one in same}) == 3
+        assert {one["token_logprobs"][0] for one in same} == {None}

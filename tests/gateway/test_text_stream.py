@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.detokenizer import ByteDetokenizer, detokenizer_factory
+from gateway.prediction import Prediction
 from gateway.text_stream import ChoiceText, Delta, OutputRules
+from gateway.totals import Totals
+from outrider.speculation_count import total_speculation
 from outrider.v1 import common_pb2, verify_pb2
 from tests.gateway import models
 
@@ -220,3 +224,20 @@ def test_a_choice_cut_by_a_stop_string_is_counted_as_it_was_seen() -> None:
     count = choice.speculation
     assert (count.verify_steps, count.accepted_tokens, count.committed_tokens) == (1, 2, 2)
     assert count.accept_length == 2.0
+
+
+def test_totals_are_those_of_all_choices_at_any_time() -> None:
+    totals, predicting = Totals(), replace(rules("c"), prediction=Prediction(ids("abab")))
+    choices = [ChoiceText(index, predicting, totals) for index in range(2)]
+    steps = [
+        response(ids("a"), start=start(7)), response(ids("b"), 1), response(ids("b"), 0, start=start(99)),
+        response(ids("ab"), 1),
+    ]  # fmt: skip
+    cut, ended = response(ids("ac"), 1), response([], finish=finish(stats=ONE_STEP))
+    for index, made in [(1, steps[0]), *((0, step) for step in steps), (1, steps[1]), (0, cut), (1, ended)]:
+        choices[index].feed(made)
+        assert totals.completion_tokens == sum(choice.completion_tokens for choice in choices)
+        assert totals.speculation == total_speculation(choice.speculation for choice in choices)
+        assert totals.cached_tokens == choices[0].cached_tokens
+    assert [choice.finished for choice in choices] == [True, True]
+    assert totals.accepted_prediction_tokens == len(ids("abab")) + len(ids("ab"))
