@@ -38,8 +38,10 @@ class Setting:
         """Flags for `outrider serve`."""
         if not self.speculates:
             return "--speculative-algorithm NONE"
-        tree = f"--speculative-num-steps {self.steps} --speculative-eagle-topk {self.topk} " if self.steps else ""
-        return f"--speculative-algorithm {algorithm} {tree}--speculative-num-draft-tokens {self.num_draft_tokens}"
+        # Trees that a request fixes are verified whole; --speculative-num-steps has `serve` do so too.
+        tree = f"--speculative-num-steps {self.steps} --speculative-eagle-topk {self.topk}"
+        own = tree if self.steps else "--disable-speculation-brake"
+        return f"--speculative-algorithm {algorithm} {own} --speculative-num-draft-tokens {self.num_draft_tokens}"
 
 
 def grid(

@@ -146,20 +146,27 @@ async def compare(
 
 
 def summary(found: dict[int, dict[str, WayFigures]], beside: str) -> dict[str, Any]:
-    """Medians, and ratios to the way `beside` taken within each turn."""
+    """Medians, and ratios to the way `beside` taken within each turn; PLANNED's to the fixed tree that did best."""
     result: dict[str, Any] = {"load_average": load_average(), "batches": {}}
     for batch, ways in found.items():
-        base = ways[beside].tokens_per_s
-        result["batches"][str(batch)] = {
+        result["batches"][str(batch)] = figures = {
             name: {
                 "tokens_per_s": statistics.median(one.tokens_per_s),
                 "accept_length": statistics.fmean(one.accept_length),
                 "drafted_tokens": sum(one.drafted),
-                f"over_{beside}": _spread([a / b for a, b in zip(one.tokens_per_s, base, strict=True)]),
+                f"over_{beside}": _spread(_over(one, ways[beside])),
             }
             for name, one in ways.items()
         }
+        trees = [one for name, one in ways.items() if name not in (PLAIN.name, PLANNED.name)]
+        if trees:
+            medians = [statistics.median(_over(ways[PLANNED.name], tree)) for tree in trees]
+            figures[PLANNED.name]["over_best_fixed"] = min(medians)
     return result
+
+
+def _over(one: WayFigures, other: WayFigures) -> list[float]:
+    return [a / b for a, b in zip(one.tokens_per_s, other.tokens_per_s, strict=True)]
 
 
 def _spread(ratios: list[float]) -> dict[str, float]:

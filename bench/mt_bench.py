@@ -4,8 +4,9 @@
 
 For each question, in turn: transformers (bf16, greedy), Outrider without speculation, Outrider with it. The order
 changes from question to question, so that a slow moment of the machine falls on each alike. Figures are decode tokens
-per second, from the first token's arrival to the last's; only their ratios mean something. Counted besides: answers
-that speculation changed, which in fp32 must be none, and in bf16 is what batches of other sizes round differently.
+per second, from the first token's arrival to the last's; only their ratios mean something, which are taken within each
+question. One with an answer of fewer than 9 tokens is left out. Counted besides: answers that speculation changed,
+which in fp32 must be none, and in bf16 is what batches of other sizes round differently.
 """
 
 from __future__ import annotations
@@ -149,7 +150,7 @@ class Differences:
 
 
 def measure(systems: dict[str, Ask], questions: list[Prompt], max_tokens: int) -> tuple[list[Result], Differences]:
-    """Every system answers every question."""
+    """Every system answers every question. Results are of the questions to which all answers are long enough."""
     for ask in systems.values():
         ask(WARM_UP, 16)
     results: list[Result] = []
@@ -158,9 +159,11 @@ def measure(systems: dict[str, Ask], questions: list[Prompt], max_tokens: int) -
     for turn, question in enumerate(questions):
         answers: dict[str, Said] = {}
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            answers[name] = answer = systems[name](question.text, max_tokens)
-            if answer.tokens >= FEWEST_TOKENS:
-                about = question.category, int(question.name)
+            answers[name] = systems[name](question.text, max_tokens)
+        if min(answer.tokens for answer in answers.values()) >= FEWEST_TOKENS:
+            about = question.category, int(question.name)
+            for name in names:
+                answer = answers[name]
                 results.append(Result(name, *about, answer.tokens, answer.decode_s, answer.accept_length))
         differences.count(answers["plain"], answers["speculative"])
         print(f"{turn + 1}/{len(questions)} {question.category}", file=sys.stderr)
@@ -176,7 +179,7 @@ def answer_tokens(text: str) -> int:
 
 
 def table(results: list[Result]) -> str:
-    """Markdown: median decode speed by category, ratios to the first system, accept length."""
+    """Markdown: by category the medians of decode speed and of its ratio to the first system's, and accept length."""
     systems = list(dict.fromkeys(result.system for result in results))
     lines = ["| category | " + " | ".join(systems) + " | accept length |", "|---" * (len(systems) + 2) + "|"]
     categories = list(dict.fromkeys(result.category for result in results))
@@ -191,11 +194,9 @@ def table(results: list[Result]) -> str:
 
 
 def _cell(speeds: list[float], first: list[float]) -> str:
-    """The median, and its ratio to the first system's, where both have answers that count."""
-    if not speeds:
-        return "-"
-    median = statistics.median(speeds)
-    return f"{median:.1f} ({median / statistics.median(first):.2f}x)" if first else f"{median:.1f}"
+    """Medians over the same questions."""
+    ratio = statistics.median(a / b for a, b in zip(speeds, first, strict=True))
+    return f"{statistics.median(speeds):.1f} ({ratio:.2f}x)"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -218,7 +219,7 @@ def main(argv: list[str] | None = None) -> int:
         systems |= {"plain": ask_outrider(client, speculate=False), "speculative": ask_outrider(client, speculate=True)}
         results, differences = measure(systems, questions, args.tokens)
     if not results:
-        print(f"bench mt_bench: no answer has {FEWEST_TOKENS} tokens", file=sys.stderr)
+        print(f"bench mt_bench: no question has answers of {FEWEST_TOKENS} tokens from all", file=sys.stderr)
         return 1
     if args.output:
         rows = [asdict(result) | {"tokens_per_s": round(result.tokens_per_s, 2)} for result in results]

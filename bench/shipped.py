@@ -61,16 +61,11 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def of_rows(rows: list[dict[str, Any]]) -> tuple[float, float]:
-    """Sums bench.mt_bench's rows up: speed with drafts as a multiple of that without, and the mean accept length.
-
-    StartupError where no question has both.
-    """
+    """Sums bench.mt_bench's rows up: speed with drafts as a multiple of that without, and the mean accept length."""
     by_question: dict[int, dict[str, dict[str, Any]]] = defaultdict(dict)
     for row in rows:
         by_question[row["question_id"]][row["system"]] = row
-    pairs = [found for found in by_question.values() if {"plain", "speculative"} <= found.keys()]
-    if not pairs:
-        raise StartupError("no question has an answer with drafts and one without that are long enough to have a speed")
+    pairs = by_question.values()
     speed = statistics.geometric_mean(
         found["speculative"]["tokens_per_s"] / found["plain"]["tokens_per_s"] for found in pairs
     )

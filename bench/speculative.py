@@ -70,10 +70,8 @@ def server_flags(args: argparse.Namespace, settings: Sequence[Setting], rest: Se
     words = [f"--speculative-algorithm={args.speculative_algorithm}"]
     words += [f"--max-running-requests={max(setting.batch_size for setting in settings)}"]
     speculating = [setting for setting in settings if setting.speculates]
-    if args.speculative_algorithm.upper() == "NGRAM":
-        # Each question is asked once with each setting: its answer must not be drafted from itself.
-        words.append("--speculative-ngram-scope=session")
-    elif speculating:
+    words += _scope(args.speculative_algorithm)
+    if speculating and args.speculative_algorithm.upper() != "NGRAM":
         steps, topk = max(setting.steps for setting in speculating), max(setting.topk for setting in speculating)
         words += [f"--speculative-num-steps={steps}", f"--speculative-eagle-topk={topk}"]
     if speculating:
@@ -83,9 +81,14 @@ def server_flags(args: argparse.Namespace, settings: Sequence[Setting], rest: Se
     return words
 
 
+def _scope(algorithm: str) -> list[str]:
+    """Each question is asked once with each setting: its answer must not be drafted from itself."""
+    return ["--speculative-ngram-scope=session"] if algorithm.upper() == "NGRAM" else []
+
+
 def to_paste(setting: Setting, algorithm: str, rest: Sequence[str]) -> str:
     """Words for `outrider serve`: the server's own, and after them the setting, whose flags count then."""
-    own = rest if setting.speculates else without_drafts(rest)
+    own = [*_scope(algorithm), *rest] if setting.speculates else without_drafts(rest)
     return shlex.join([*own, *shlex.split(setting.flags(algorithm))])
 
 

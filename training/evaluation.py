@@ -17,7 +17,7 @@ from training.data.store import Example
 from training.network import DraftNetwork
 from training.target_states import States, TargetStates
 
-# Trees cost more to measure than chains, and follow them.
+# Every fourth text is enough: trees cost more to measure than chains, and follow them.
 _TREE_SHARE = 4
 
 

@@ -23,7 +23,7 @@ def test_figures(load_format: str, tmp_path: Path, capsys: pytest.CaptureFixture
         f"--load-format={load_format}",
         "--device=cpu",
     ]
-    words += ["--context=20", "--batch=1,2", "--nodes=3,6", "--num-steps=3", "--topk=2", "--seconds=0.01"]
+    words += ["--context=20", "--batch=2", "--nodes=3,6", "--num-steps=3", "--topk=2", "--seconds=0.01"]
     assert device.main([*words, f"--output={output}"]) == 0
     figures = json.loads(output.read_text())
     assert list(figures["plain"]) == ["1", "2"]

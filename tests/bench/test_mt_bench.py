@@ -1,4 +1,4 @@
-"""Figures of `bench mt_bench`: what the table says where a system has no answer that counts, and what is asked."""
+"""Figures of `bench mt_bench`: which answers count, what the table says, and what is asked."""
 
 from __future__ import annotations
 
@@ -11,24 +11,38 @@ import pytest
 
 from bench import _metered, early, mt_bench, theory
 from bench._server import Served
-from bench.mt_bench import Result, ask_outrider, choose, table
+from bench.mt_bench import Ask, Result, Said, ask_outrider, choose, measure, table
 from outrider.errors import StartupError
 from outrider.scrape import parse
 from tests.bench.openai_stand_in import StandIn, running
 
 
-def test_a_system_without_an_answer_that_counts_has_an_empty_cell() -> None:
+def test_ratios_are_taken_within_a_question() -> None:
+    # The median speeds alone would say 4 for the second system.
+    speeds = {"plain": (8.0, 16.0, 80.0), "speculative": (16.0, 64.0, 80.0)}
     results = [
-        Result("transformers", "math", 1, 9, 1.0),
-        Result("plain", "math", 1, 17, 1.0),
-        Result("plain", "writing", 2, 17, 1.0),
-        Result("speculative", "writing", 2, 33, 1.0, 2.0),
+        Result(system, "writing" if number else "math", number, 17, 16 / speed, 2.0 if system != "plain" else None)
+        for number in range(3)
+        for system, speed in ((name, of[number]) for name, of in speeds.items())
     ]
     assert table(results).splitlines()[2:] == [
-        "| math | 8.0 (1.00x) | 16.0 (2.00x) | - |  |",
-        "| writing | - | 16.0 | 32.0 | 2.00 |",
-        "| all | 8.0 (1.00x) | 16.0 (2.00x) | 32.0 (4.00x) | 2.00 |",
+        "| math | 8.0 (1.00x) | 16.0 (2.00x) | 2.00 |",
+        "| writing | 48.0 (1.00x) | 72.0 (2.50x) | 2.00 |",
+        "| all | 16.0 (1.00x) | 64.0 (2.00x) | 2.00 |",
     ]
+
+
+def test_a_question_with_a_short_answer_counts_for_no_system() -> None:
+    def system(*lengths: int) -> Ask:
+        answers = iter((16, *lengths))  # the first warms up
+        return lambda text, max_tokens: Said(text, next(answers), 1.0)
+
+    systems = {"plain": system(8, 9, 9), "speculative": system(9, 9, 9)}
+    results, differences = measure(systems, choose(1)[:3], 16)
+    assert [(one.question_id, one.system) for one in results] == [
+        (91, "plain"), (91, "speculative"), (101, "plain"), (101, "speculative"),
+    ]  # fmt: skip
+    assert differences.answers == 3
 
 
 def test_the_first_questions_of_each_category() -> None:

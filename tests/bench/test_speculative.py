@@ -55,7 +55,19 @@ def test_its_server_takes_the_largest_setting_whole(algorithm: str, settings: li
 def test_ngram_has_draft_tokens_alone() -> None:
     assert grid([2], STEPS, TOPKS, [0, 4], ngram=True) == [Setting(2, 0, 0, 0), Setting(2, 0, 0, 4)]
     assert Setting(2, 0, 0, 4).asked() == {"num_draft_tokens": 4}
-    assert Setting(2, 0, 0, 4).flags("NGRAM") == "--speculative-algorithm NGRAM --speculative-num-draft-tokens 4"
+
+
+@pytest.mark.parametrize(
+    ("own", "scope"), [([], "session"), (["--speculative-ngram-scope=global"], "global")], ids=["ours", "own"]
+)
+def test_ngrams_that_were_measured_are_what_is_pasted(own: list[str], scope: str) -> None:
+    setting = Setting(2, 0, 0, 4)
+    args, rest = speculative.parse(["--speculative-algorithm=ngram", *own])
+    measured = ServeArgs.parse(speculative.server_flags(args, [setting], rest))
+    pasted = ServeArgs.parse(shlex.split(speculative.to_paste(setting, args.speculative_algorithm, rest)))
+    assert pasted.speculative_ngram_scope == measured.speculative_ngram_scope == scope
+    assert pasted.speculative_num_draft_tokens == 4
+    assert pasted.disable_speculation_brake  # as for a tree that a request fixes
 
 
 def test_settings_as_requests_and_flags() -> None:
@@ -144,5 +156,5 @@ def test_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert row["completion_tokens"] == 16
         assert row["speed"] == pytest.approx(row["acc_length"] / row["step_time"], rel=0.01)
     assert rows[0]["acc_length"] == 1.0
-    assert "`--threads 1 --speculative-algorithm N" in capsys.readouterr().out
+    assert "--threads 1 --speculative-algorithm N" in capsys.readouterr().out
     assert "<svg" in (tmp_path / "grid.svg").read_text()

@@ -91,8 +91,10 @@ def head_args(algorithm: str, target: Path, data: Path, output: Path, **changes:
     """A short training in fp32."""
     settings: dict[str, Any] = {
         "algorithm": algorithm, "model_path": str(target), "data": str(data), "output": str(output), "threads": 1,
-        "dtype": "float32", "train_dtype": "float32", "device": "cpu", "draft_vocab_size": 200, "num_layers": 2,
-        "tokens": 4000, "batch_tokens": 256, "max_len": 64, "warmup_tokens": 200, "learning_rate": 1e-2,
+        "dtype": "float32", "train_dtype": "float32", "device": "cpu", "draft_vocab_size": 200, "tokens": 4000,
+        "batch_tokens": 256, "max_len": 64, "warmup_tokens": 200, "learning_rate": 1e-2,
         "eval_every": 100_000, "eval_conversations": 2, "save_every": 1000,
     }  # fmt: skip
+    if algorithm == "STANDALONE":
+        settings["num_layers"] = 2
     return HeadArgs(**(settings | changes))

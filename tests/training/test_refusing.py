@@ -71,9 +71,27 @@ def test_a_target_that_runs_by_other_code_is_refused(
 
 
 def test_a_cards_command_keeps_settings_of_zero() -> None:
-    zero = {"average_tokens": 0, "warmup_tokens": 0, "weight_decay": 0.0, "feature_loss": 0.0}
+    zero = {"algorithm": "EAGLE", "average_tokens": 0, "warmup_tokens": 0, "weight_decay": 0.0, "feature_loss": 0.0}
     made = HeadArgs.parse(shlex.split(_command(dict(zero), 1000))[3:])
     assert {name: getattr(made, name) for name in zero} == zero
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--algorithm EAGLE --no-fc-norm", "--no-fc-norm is for EAGLE3; --algorithm is EAGLE"),
+        ("--algorithm NEXTN --train-output-head", "--train-output-head is for EAGLE3; --algorithm is NEXTN"),
+        ("--algorithm EAGLE3 --num-layers 9", "--num-layers is for STANDALONE; --algorithm is EAGLE3"),
+        ("--algorithm EAGLE3 --feature-loss 9", "--feature-loss is for EAGLE; --algorithm is EAGLE3"),
+        ("--algorithm STANDALONE --unroll 9", "--unroll is for EAGLE, EAGLE3, NEXTN; --algorithm is STANDALONE"),
+        ("--algorithm STANDALONE --unroll-every 7", "--unroll-every is for EAGLE, EAGLE3, NEXTN; "),
+        ("--algorithm STANDALONE --num-kv-heads 3", "--num-kv-heads is for EAGLE, EAGLE3, NEXTN; "),
+        ("--optimizer adamw --weight-decay 0.5", "--weight-decay is for --optimizer muon; it is adamw"),
+    ],
+)
+def test_settings_that_a_training_would_not_read_are_refused(words: str, message: str) -> None:
+    with pytest.raises(StartupError, match=f"^{message}"):
+        HeadArgs.parse(["--data=data", "--output=head", *words.split()])
 
 
 @pytest.mark.parametrize("text", ['{"facts": {"pro', "[]", '{"answers": []}', '{"facts": {}, "answers": [[1]]}'])

@@ -267,8 +267,9 @@ def long(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return data
 
 
-@pytest.mark.parametrize("algorithm", ["EAGLE3", "NEXTN", "STANDALONE"])
-@pytest.mark.parametrize("unroll", [1, 7])
+@pytest.mark.parametrize(
+    ("algorithm", "unroll"), [("EAGLE3", 1), ("EAGLE3", 7), ("NEXTN", 1), ("NEXTN", 7), ("STANDALONE", 3)]
+)
 def test_conversations_may_be_as_long_as_they_are_cut(
     algorithm: str, unroll: int, target: Path, long: Path, tmp_path: Path
 ) -> None:

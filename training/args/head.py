@@ -5,9 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from outrider.args import HEAD_ALGORITHMS
 from outrider.errors import StartupError
-from outrider.flags import above_zero, arg, at_least
+from outrider.flags import above_zero, arg, at_least, flag_named
 from training.args.target import TargetArgs
+
+# By setting, the algorithms whose training reads it; all read the others.
+_READ_BY = {
+    "no_fc_norm": ("EAGLE3",),
+    "train_output_head": ("EAGLE3",),
+    "num_kv_heads": HEAD_ALGORITHMS,
+    "num_layers": ("STANDALONE",),
+    "unroll": HEAD_ALGORITHMS,
+    "unroll_every": HEAD_ALGORITHMS,
+    "feature_loss": ("EAGLE",),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +56,7 @@ class HeadArgs(TargetArgs):
     tokens: int = arg(10_000_000, "training", "Tokens to see, repeated ones counted; may be raised to train longer.")
     batch_tokens: int = arg(2048, "training", "Most tokens of a batch, padding counted.")
     accumulate: int = arg(1, "training", "Batches whose gradients make one step.")
-    unroll: int = arg(3, "training", "Steps that a head goes on from its own outputs; STANDALONE needs one.")
+    unroll: int = arg(3, "training", "Steps that a head goes on from its own outputs.")
     unroll_every: int = arg(
         3, "training", "Of so many rows one goes on from its own outputs; the others teach the first step alone."
     )
@@ -85,7 +97,7 @@ class HeadArgs(TargetArgs):
     save_every: int = arg(50_000, "evaluation", "Tokens between checkpoints.")
 
     def check(self) -> None:
-        """Checks bounds."""
+        """StartupError for what is out of bounds or would do nothing."""
         super().check()
         if not self.data or not self.output:
             raise StartupError("--data and --output are needed: the folder with the data, and the one for the head")
@@ -96,3 +108,8 @@ class HeadArgs(TargetArgs):
         at_least(self, 0, "warmup_tokens", "average_tokens", "seed", "weight_decay", "token_loss", "feature_loss")
         at_least(self, 16, "max_len", "batch_tokens", "draft_vocab_size")
         above_zero(self, "learning_rate", "clip_norm")
+        for name, readers in _READ_BY.items():
+            if self.algorithm not in readers and getattr(self, name) != getattr(HeadArgs, name):
+                raise StartupError(f"{flag_named(name)} is for {', '.join(readers)}; --algorithm is {self.algorithm}")
+        if self.optimizer != "muon" and self.weight_decay != HeadArgs.weight_decay:
+            raise StartupError(f"--weight-decay is for --optimizer muon; it is {self.optimizer}")
