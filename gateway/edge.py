@@ -6,7 +6,7 @@ import asyncio
 import re
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ import structlog
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import page
@@ -84,10 +85,10 @@ class Edge:
     """ASGI middleware around everything else."""
 
     def __init__(
-        self, app: ASGIApp, *, callers: Callers, metrics: Metrics, routes: Mapping[object, str],
+        self, app: ASGIApp, *, callers: Callers, metrics: Metrics, routes: Sequence[Route],
         tracing: Tracing | None = None,
     ) -> None:  # fmt: skip
-        """`routes` has each endpoint's path, for the counts."""
+        """`routes` are those of `app`, whose paths the counts name."""
         self._app = app
         self._tracing = tracing
         self._callers = callers
@@ -143,7 +144,7 @@ class Edge:
         under_v1 = f"/v1{path}"
         hint = (
             f" There is {under_v1}."
-            if under_v1 in self._routes.values()
+            if any(route.path == under_v1 for route in self._routes)
             else " /openapi.json has those that there are."
         )
         message = {
@@ -163,7 +164,8 @@ class Edge:
 
     def _count(self, scope: Scope, exchange: _Exchange) -> None:
         """Counts the request by its route, its status, and how its output ended."""
-        path = self._routes.get(scope.get("endpoint"), "none")
+        # Not the endpoint: some have two paths, and what is refused here never reached one.
+        path = next((route.path for route in self._routes if route.path_regex.match(scope["path"])), "none")
         reason = scope["state"].get("finish_reason", "none")
         self._metrics.requests.labels(path, str(exchange.status), reason).inc()
 
