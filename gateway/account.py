@@ -16,7 +16,7 @@ from outrider.speculation_count import SpeculationCount
 
 class Account:
     """The account of all answers of one request. `state` is the exchange's: it has the caller and the time when the
-    request came, and gets the finish reason.
+    request came, and gets the finish reason, and `begun` when something comes.
 
     `empty`: the client gets no tokens, and none count. `probe`: nothing counts.
     """
@@ -53,7 +53,7 @@ class Entry:
 
     def add(self, delta: Delta) -> None:
         """Counts a response that came: with tokens, or an end."""
-        self._begun = True
+        self._begun = self._state["begun"] = True
         if delta.tokens and not (self._empty or self._probe):
             self._watch.tokens(delta.choice)
             self._metrics.num_tokens += len(delta.tokens)

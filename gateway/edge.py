@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 from starlette.datastructures import Headers
@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway import page
 from gateway.callers import Caller, Callers
 from gateway.error_values import shown
-from gateway.errors import SHUTTING_DOWN, HttpError, failure
+from gateway.errors import NOT_BEGUN, SHUTTING_DOWN, HttpError, failure
 from gateway.exchange import ClientGone, SlowReader
 from gateway.metrics import Metrics
 from outrider.errors import OutriderError, Unavailable
@@ -50,6 +50,7 @@ class _Exchange:
 
     request_id: str
     began: float
+    state: dict[str, Any]
     receive: Receive
     send: Send
     body_left: bool  # whoever is answered before its body came does not go on sending it
@@ -75,6 +76,8 @@ class _Exchange:
                 (b"openai-processing-ms", str(self.elapsed_ms).encode()),
                 *(self.caller.headers() if self.caller is not None else ()),
             ]
+            if message["status"] == 503 and "begun" not in self.state:
+                named.append((NOT_BEGUN[0].encode(), NOT_BEGUN[1].encode()))
             if self.body_left or message["status"] in _CLOSING:
                 named.append((b"connection", b"close"))
             message = {**message, "headers": [*message.get("headers", ()), *named]}
@@ -101,8 +104,8 @@ class Edge:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        exchange = _Exchange(_request_id(headers), time.monotonic(), receive, send, _large_body(headers))
         state = scope.setdefault("state", {})
+        exchange = _Exchange(_request_id(headers), time.monotonic(), state, receive, send, _large_body(headers))
         state["request_id"], state["began"] = exchange.request_id, exchange.began
         structlog.contextvars.bind_contextvars(request_id=exchange.request_id)  # in every line of this task
         span = self._begin_span(scope, headers, exchange.request_id)
