@@ -16,7 +16,7 @@ from outrider.speculation_count import SpeculationCount
 
 class Account:
     """The account of all answers of one request. `state` is the exchange's: it has the caller and the time when the
-    request came, and gets the finish reason, and `begun` when something comes.
+    request came; it gets the finish reason, and `begun` once a response has come.
 
     `empty`: the client gets no tokens, and none count. `probe`: nothing counts.
     """
