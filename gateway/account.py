@@ -16,36 +16,46 @@ from outrider.speculation_count import SpeculationCount
 
 class Account:
     """The account of all answers of one request. `state` is the exchange's: it has the caller and the time when the
-    request came, and gets the finish reason."""
+    request came; it gets the finish reason, and `begun` once a response has come.
 
-    def __init__(self, metrics: Metrics, state: dict[str, Any]) -> None:
+    `empty`: the client gets no tokens, and none count. `probe`: nothing counts.
+    """
+
+    def __init__(self, metrics: Metrics, state: dict[str, Any], *, empty: bool = False, probe: bool = False) -> None:
         self._metrics = metrics
         self._state = state
+        self._empty = empty
+        self._probe = probe
 
     def begin(self, prompt_len: int) -> Entry:
         """Begins the account of an answer that is asked for: its prompt counts at once."""
-        caller: Caller | None = self._state.get("caller")
+        caller: Caller | None = None if self._probe else self._state.get("caller")
         if caller is not None:
             caller.use(prompt_len)
-        return Entry(self._metrics, self._state, caller, prompt_len)
+        return Entry(self._metrics, self._state, caller, prompt_len, empty=self._empty, probe=self._probe)
 
 
 class Entry:
     """The account of one answer."""
 
-    def __init__(self, metrics: Metrics, state: dict[str, Any], caller: Caller | None, prompt_len: int) -> None:
+    def __init__(
+        self, metrics: Metrics, state: dict[str, Any], caller: Caller | None, prompt_len: int, *, empty: bool,
+        probe: bool,
+    ) -> None:  # fmt: skip
         self._metrics = metrics
         self._state = state
         self._caller = caller
         self._prompt_len = prompt_len
+        self._empty = empty
+        self._probe = probe
         self._watch = Stopwatch(metrics, state["began"])
         self._begun = False
 
     def add(self, delta: Delta) -> None:
         """Counts a response that came: with tokens, or an end."""
-        self._begun = True
-        if delta.tokens:
-            self._watch.tokens()
+        self._begun = self._state["begun"] = True
+        if delta.tokens and not (self._empty or self._probe):
+            self._watch.tokens(delta.choice)
             self._metrics.num_tokens += len(delta.tokens)
             if self._caller is not None:
                 self._caller.use(len(delta.tokens))
@@ -64,12 +74,14 @@ class Entry:
             if self._caller is not None and self._state.get("refused"):
                 self._caller.give_back(self._prompt_len)
             return
+        if self._probe:
+            return
         metrics = self._metrics
         metrics.prompt_tokens.inc(self._prompt_len)
         metrics.cache_queries.inc(self._prompt_len)
         metrics.cache_hits.inc(cached_tokens)
         metrics.prompt_size.observe(self._prompt_len)
-        metrics.answer_size.observe(num_tokens)
+        metrics.answer_size.observe(0 if self._empty else num_tokens)
         metrics.count_speculation(speculation)
         if complete:
             self._watch.done()

@@ -70,9 +70,6 @@ ROUTES = [
 ]
 
 
-_PATHS: dict[object, str] = {route.endpoint: route.path for route in ROUTES}
-
-
 def create_app(
     args: GatewayArgs,
     *,
@@ -103,7 +100,7 @@ def create_app(
             yield
 
     tracing = tracing_of(args, "gateway")
-    edge = Middleware(Edge, callers=callers_of(args), metrics=gateway.metrics, routes=_PATHS, tracing=tracing)
+    edge = Middleware(Edge, callers=callers_of(args), metrics=gateway.metrics, routes=ROUTES, tracing=tracing)
     app = Starlette(
         routes=ROUTES, lifespan=lifespan, middleware=[edge],
         exception_handlers={HTTPException: _to_the_edge},

@@ -8,6 +8,7 @@ import msgspec
 
 from gateway.body import strict_json
 from gateway.error_values import missing, shown
+from gateway.field_names import Names
 from gateway.reasoning import ReasoningFormat
 from gateway.sayable import check_schema, sayable
 from gateway.schemas import OpenAIFields, ResponseFormat, SglangSampling
@@ -97,18 +98,15 @@ def _with_thoughts(answer: str, form: ReasoningFormat, *, before: str) -> common
     return common_pb2.Grammar(ebnf=lark)
 
 
-def of_sglang(params: SglangSampling, schema_field: str) -> common_pb2.Grammar | None:
-    """The grammar of SGLang's `json_schema`, `regex` or `ebnf`, of which one may be given.
-
-    `schema_field` is what the body calls `json_schema`, for complaints about it.
-    """
+def of_sglang(params: SglangSampling, names: Names) -> common_pb2.Grammar | None:
+    """The grammar of SGLang's `json_schema`, `regex` or `ebnf`, of which one may be given."""
     given = {kind: value for kind in _KINDS if (value := getattr(params, kind)) is not None}
     if len(given) > 1:
         raise InvalidArgument(
-            f"Only one of {', '.join(given)} may be given.", field="sampling_params", code="invalid_value"
+            f"Only one of {', '.join(given)} may be given.", field=names.path([*given][1]), code="invalid_value"
         )
     if params.json_schema is not None:
-        return _of_schema_text(params.json_schema, schema_field)
+        return _of_schema_text(params.json_schema, names.path("json_schema"))
     return common_pb2.Grammar(**given) if given else None
 
 

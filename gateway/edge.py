@@ -6,20 +6,21 @@ import asyncio
 import re
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import page
 from gateway.callers import Caller, Callers
 from gateway.error_values import shown
-from gateway.errors import SHUTTING_DOWN, HttpError, failure
+from gateway.errors import NOT_BEGUN, SHUTTING_DOWN, HttpError, failure
 from gateway.exchange import ClientGone, SlowReader
 from gateway.metrics import Metrics
 from outrider.errors import OutriderError, Unavailable
@@ -49,6 +50,7 @@ class _Exchange:
 
     request_id: str
     began: float
+    state: dict[str, Any]
     receive: Receive
     send: Send
     body_left: bool  # whoever is answered before its body came does not go on sending it
@@ -74,6 +76,8 @@ class _Exchange:
                 (b"openai-processing-ms", str(self.elapsed_ms).encode()),
                 *(self.caller.headers() if self.caller is not None else ()),
             ]
+            if message["status"] == 503 and "begun" not in self.state:
+                named.append((NOT_BEGUN[0].encode(), NOT_BEGUN[1].encode()))
             if self.body_left or message["status"] in _CLOSING:
                 named.append((b"connection", b"close"))
             message = {**message, "headers": [*message.get("headers", ()), *named]}
@@ -84,10 +88,10 @@ class Edge:
     """ASGI middleware around everything else."""
 
     def __init__(
-        self, app: ASGIApp, *, callers: Callers, metrics: Metrics, routes: Mapping[object, str],
+        self, app: ASGIApp, *, callers: Callers, metrics: Metrics, routes: Sequence[Route],
         tracing: Tracing | None = None,
     ) -> None:  # fmt: skip
-        """`routes` has each endpoint's path, for the counts."""
+        """`routes` are those of `app`, whose paths the counts name."""
         self._app = app
         self._tracing = tracing
         self._callers = callers
@@ -100,8 +104,8 @@ class Edge:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        exchange = _Exchange(_request_id(headers), time.monotonic(), receive, send, _large_body(headers))
         state = scope.setdefault("state", {})
+        exchange = _Exchange(_request_id(headers), time.monotonic(), state, receive, send, _large_body(headers))
         state["request_id"], state["began"] = exchange.request_id, exchange.began
         structlog.contextvars.bind_contextvars(request_id=exchange.request_id)  # in every line of this task
         span = self._begin_span(scope, headers, exchange.request_id)
@@ -143,7 +147,7 @@ class Edge:
         under_v1 = f"/v1{path}"
         hint = (
             f" There is {under_v1}."
-            if under_v1 in self._routes.values()
+            if any(route.path == under_v1 for route in self._routes)
             else " /openapi.json has those that there are."
         )
         message = {
@@ -163,7 +167,8 @@ class Edge:
 
     def _count(self, scope: Scope, exchange: _Exchange) -> None:
         """Counts the request by its route, its status, and how its output ended."""
-        path = self._routes.get(scope.get("endpoint"), "none")
+        # Not the endpoint: some have two paths, and what is refused here never reached one.
+        path = next((route.path for route in self._routes if route.path_regex.match(scope["path"])), "none")
         reason = scope["state"].get("finish_reason", "none")
         self._metrics.requests.labels(path, str(exchange.status), reason).inc()
 

@@ -24,6 +24,7 @@ _CODES = {
     431: "request_header_fields_too_large", 500: "internal_error", 503: "service_unavailable", 504: "timeout",
 }  # fmt: skip
 _RETRY_AFTER_S = {503: 1.0}
+NOT_BEGUN = ("x-outrider-not-begun", "1")  # with a 503: nothing was generated, so that a balancer may try elsewhere
 
 
 class HttpError(OutriderError):

@@ -18,7 +18,7 @@ from starlette.types import Message, Send
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from gateway.errors import HttpError, failure
+from gateway.errors import NOT_BEGUN, HttpError, failure
 from gateway.exchange import ABORT_EXTENSION, STALL_LIMIT_S, WRITE_EXTENSION
 from outrider.args.links import host_port
 from outrider.strangers import tcp_peer
@@ -79,7 +79,8 @@ class GuardedProtocol(HttpToolsProtocol):
             if self.on_connection is not None:
                 self.on_connection(tcp_peer(*self.client))
         if len(self.connections) > self.max_connections:
-            self._refuse(HttpError(503, f"The server is at its limit of {self.max_connections} connections."))
+            message = f"The server is at its limit of {self.max_connections} connections."
+            self._refuse(HttpError(503, message, headers=(NOT_BEGUN,)))
             return
         self._start_timer()
 

@@ -54,7 +54,7 @@ async def health_generate(request: Request) -> ASGIApp:
         SamplingFields(temperature=0.0), [Prompt([0], "prompt")], request_id=f"health-{request_id(request)}",
         max_tokens=1, codec=ready.codec, info=ready.info, defaults=OPENAI,
     )  # fmt: skip
-    await until_disconnect(request.receive, collect(gateway.answers(plan, request)))
+    await until_disconnect(request.receive, collect(gateway.answers(plan, request, probe=True)))
     return Response(status_code=200)
 
 

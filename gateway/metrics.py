@@ -21,7 +21,7 @@ from outrider.speculation_count import SpeculationCount
 
 _EACH_TOKEN = (
     Family("outrider_generation_tokens_total", "counter", "Tokens given to clients."),
-    Family("outrider_inter_token_latency_seconds", "histogram", "Between one response with tokens and the next."),
+    Family("outrider_inter_token_latency_seconds", "histogram", "Between a choice's responses with tokens."),
 )
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
 
@@ -44,7 +44,7 @@ class Metrics:
         self.unknown_fields = counter("unknown_fields_total", "Body fields that are not known.")
         self.prompt_tokens = counter("prompt_tokens_total", "Prompt tokens of answers that began.")
         self.num_tokens = 0  # given to clients
-        self.gaps = Buckets(SECONDS)  # between one response with tokens and the next
+        self.gaps = Buckets(SECONDS)  # between a choice's responses with tokens
         registry.register(Families(_EACH_TOKEN, self._read))
         self.cache_queries = counter("prefix_cache_query_tokens_total", "Prompt tokens looked up in the prefix cache.")
         self.cache_hits = counter("prefix_cache_hit_tokens_total", "Prompt tokens found in the prefix cache.")
@@ -82,18 +82,17 @@ class Stopwatch:
 
     def __init__(self, metrics: Metrics, began: float) -> None:
         self._metrics = metrics
-        self._began = self._last = began
-        self._started = False
+        self._began = began
+        self._last: dict[int, float] = {}  # when each choice last got tokens
 
-    def tokens(self) -> None:
-        """Notes that tokens came."""
+    def tokens(self, choice: int) -> None:
+        """Notes that tokens of a choice came."""
         now = time.monotonic()
-        if self._started:
-            self._metrics.gaps.observe(now - self._last)
-        else:
+        if choice in self._last:
+            self._metrics.gaps.observe(now - self._last[choice])
+        elif not self._last:
             self._metrics.first_token.observe(now - self._began)
-            self._started = True
-        self._last = now
+        self._last[choice] = now
 
     def done(self) -> None:
         """Notes that the last token has come."""

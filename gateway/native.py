@@ -145,7 +145,7 @@ async def _grammars(
 
     def read() -> list[common_pb2.Grammar | None]:
         check_cost("".join(schemas).encode(errors="replace"))
-        return [of_sglang(params, called.path("json_schema")) for params, called in sets]
+        return [of_sglang(params, called) for params, called in sets]
 
     return await offload(sum(map(len, schemas)), read) * (len(sampling) // num_sets)
 

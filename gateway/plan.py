@@ -61,6 +61,7 @@ class Plan:
     prompt_lens: tuple[int, ...]
     num_choices: int
     rules: OutputRules
+    empty: bool  # the tokens that verify makes are not wanted
 
     @property
     def apart(self) -> bool:
@@ -113,7 +114,7 @@ def make_plan(
         end_ids=_end_ids(params, info),
         pieces=report.logprobs or report.pieces or bool((fields.speculative or _NO_OPTIONS).include_origins),
     )
-    return Plan(calls, tuple(len(prompt.ids) for prompt in prompts), num_choices, rules)
+    return Plan(calls, tuple(len(prompt.ids) for prompt in prompts), num_choices, rules, max_tokens == 0)
 
 
 def _calls(

@@ -182,14 +182,14 @@ class Gateway:
 
     def answers(
         self, plan: Plan, request: Request, *, grammar_field: str = "response_format", prompt_field: str = "messages",
-        top_logprobs_field: str = "top_logprobs",
+        top_logprobs_field: str = "top_logprobs", probe: bool = False,
     ) -> list[Answer]:  # fmt: skip
         """An answer for each of the plan's prompts; the calls begin when its deltas are read.
 
-        The fields are what verify's complaints about them are put down to.
+        The fields are what verify's complaints about them are put down to. Of a `probe` nothing is counted.
         """
         self._check_sizes(plan, grammar_field, prompt_field)
-        account = Account(self.metrics, request.scope["state"])
+        account = Account(self.metrics, request.scope["state"], empty=plan.empty, probe=probe)
         fields = {
             "sampling.grammar": grammar_field, "prompt_tokens": prompt_field, "top_logprobs": top_logprobs_field,
         }  # fmt: skip

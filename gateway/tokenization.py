@@ -19,6 +19,7 @@ from gateway.service import Ready, gateway_of
 from gateway.tool_schemas import Tools
 from outrider.errors import InvalidArgument
 
+_OF_MESSAGES = ("tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
 _PIECE = 2**16  # items that are encoded at once: the encoder keeps the interpreter to itself
 
 
@@ -65,8 +66,7 @@ async def tokenize(request: Request) -> ASGIApp:
     gateway = gateway_of(request)
     body = await gateway.read(request, TokenizeRequest)
     ready = gateway.named(body.model)
-    if (body.prompt is None) == (body.messages is None):
-        raise InvalidArgument("Give one of 'prompt' and 'messages'.", field="prompt", code="invalid_value")
+    _check_form(body)
     if isinstance(body.prompt, list):
         rows: list[list[int]] = []
         for place, text in enumerate(body.prompt):
@@ -77,6 +77,20 @@ async def tokenize(request: Request) -> ASGIApp:
     else:
         rows = [await _encode_messages(body, ready, request.state.body_bytes)]
     return await offload(ID_COST * sum(map(len, rows)), _respond, rows, body, ready)
+
+
+def _check_form(body: TokenizeRequest) -> None:
+    """InvalidArgument unless the body has a prompt or messages, and only what goes with them."""
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidArgument("Give one of 'prompt' and 'messages'.", field="prompt", code="invalid_value")
+    if body.messages is not None and body.add_special_tokens:
+        raise InvalidArgument(
+            "A chat template writes its own special tokens; 'add_special_tokens' goes with 'prompt'.",
+            field="add_special_tokens", code="invalid_value",
+        )  # fmt: skip
+    for name in _OF_MESSAGES:
+        if body.prompt is not None and getattr(body, name) is not None:
+            raise InvalidArgument(f"'{name}' goes with 'messages'.", field=name, code="invalid_value")
 
 
 def _respond(rows: list[list[int]], body: TokenizeRequest, ready: Ready) -> Response:

@@ -83,6 +83,8 @@ class ServeArgs(VerifyArgs, DraftArgs, GatewayArgs):
         for name in _OF_DRAFTS:
             if not self.drafts and getattr(self, name) != getattr(ServeArgs, name):
                 raise StartupError(f"{flag_named(name)} needs drafts; --speculative-algorithm is NONE")
+        if self.core_placement == "auto" and not self.drafts:
+            raise StartupError("--core-placement auto needs drafts; --speculative-algorithm is NONE")
         if self.colocate and self.core_placement == "auto":
             raise StartupError("--core-placement auto is for services apart; --colocate makes them one process")
         if self.metrics_port is not None and self.metrics_port > 65534:

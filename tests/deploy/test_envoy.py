@@ -205,6 +205,17 @@ def test_a_stream_that_has_begun_is_not_begun_again(envoy: Front) -> None:
     assert sum(len(replica.fake.requests) for replica in envoy.replicas) == 1
 
 
+@pytest.mark.parametrize(("breaks", "status"), [([0] * 5, 200), ([1, 0, 0, 0, 0], 503)])
+def test_an_answer_that_a_gateway_gave_up_is_not_begun_again(envoy: Front, breaks: list[int], status: int) -> None:
+    """Another gateway gets only what had no token when the first one gave it up."""
+    left = [*breaks]
+    for replica in envoy.replicas:
+        replica.fake.break_after = left  # in turn, until the first gateway has had enough
+    reply = envoy.http.post("/v1/chat/completions", json=HI)
+    assert (reply.status_code, left) == (status, [])
+    assert "x-outrider-not-begun" not in reply.headers
+
+
 def test_another_gateway_takes_over(envoy: Front) -> None:
     """A gateway dies without a word: no request is lost; when it is back it serves again."""
     killed, other = envoy.gateways

@@ -68,6 +68,9 @@ def test_tokenize_and_back(gateway: RunningGateway, tokenizer: Tokenizer) -> Non
         for path, body, param in [
             ("/tokenize", {}, "prompt"), ("/tokenize", {"prompt": "a", "messages": USER}, "prompt"),
             ("/tokenize", {"messages": USER, "add_generation_prompt": False}, "add_generation_prompt"),
+            ("/tokenize", {"messages": USER, "add_special_tokens": True}, "add_special_tokens"),
+            ("/tokenize", {"prompt": "a", "tools": []}, "tools"),
+            ("/tokenize", {"prompt": ["a"], "continue_final_message": True}, "continue_final_message"),
             ("/detokenize", {"tokens": [1, [2]]}, "tokens"), ("/detokenize", {"tokens": [10**6]}, "tokens"),
             ("/detokenize", {"tokens": [-1]}, "tokens[0]"),
         ]:  # fmt: skip
@@ -135,6 +138,70 @@ def test_metrics_and_cache(gateway: RunningGateway) -> None:
         assert all(name.startswith(("outrider_", "process_")) for name in after)
         assert http.post("/flush_cache").json() == {"success": True, "freed_pages": 7}
         assert gateway.verify[0].flushed == 1
+
+
+def test_what_is_refused_or_has_two_paths_is_counted_by_its_path(folder: Path, tmp_path: Path) -> None:
+    args = {"api_key": ("sk",), "requests_per_minute": 1}
+    with (
+        running(args, lambda: [FakeVerify(folder, vocab_size=410)], tmp_path) as gateway,
+        httpx.Client(base_url=gateway.url, headers={"authorization": "Bearer sk"}) as client,
+    ):
+        for _ in range(2):
+            client.post("/v1/chat/completions", json={"messages": USER})
+        client.get("/v1/models/default", headers={"authorization": "Bearer another"})
+        for path in ("/get_server_info", "/server_info", "/v1/models/default", "/elsewhere"):
+            client.get(path)
+        client.get("/tokenize")
+        counts = _metrics(client)
+    for code, reason, route in [
+        (200, "length", "/v1/chat/completions"), (429, "none", "/v1/chat/completions"),
+        (401, "none", "/v1/models/{model:path}"), (200, "none", "/v1/models/{model:path}"),
+        (200, "none", "/get_server_info"), (200, "none", "/server_info"), (404, "none", "none"),
+        (405, "none", "/tokenize"),
+    ]:  # fmt: skip
+        assert counts[f'outrider_requests_total{{code="{code}",finish_reason="{reason}",route="{route}"}}'] == 1
+
+
+def test_gaps_are_those_of_a_choice(metered: RunningGateway) -> None:
+    metered.verify[0].reset()
+    with httpx.Client(base_url=metered.url) as client:
+        before = _metrics(client)
+        assert client.post("/v1/completions", json={"prompt": "Hi!", "n": 2}).status_code == 200
+        after = _metrics(client)
+    counted = {name: after[name] - count for name, count in before.items()}
+    assert counted["outrider_time_to_first_token_seconds_count"] == 1
+    assert counted["outrider_inter_token_latency_seconds_count"] == 2  # each choice's tokens come in two responses
+
+
+def test_a_probe_costs_nothing(metered: RunningGateway) -> None:
+    metered.verify[0].reset()
+    with httpx.Client(base_url=metered.url) as client:
+        before, left = _metrics(client), _tokens_left(client)
+        assert client.get("/health_generate").status_code == 200
+        assert _tokens_left(client) >= left
+        after = _metrics(client)
+    assert metered.verify[0].requests
+    assert all(after[name] == before[name] for name in after if "token" in name or "e2e" in name)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": ["a", "b"], "max_tokens": 0, "echo": True}),
+        ("/generate", {"text": ["a", "b"], "sampling_params": {"max_new_tokens": 0}}),
+    ],
+)
+def test_tokens_that_nobody_gets_do_not_count(metered: RunningGateway, path: str, body: dict[str, Any]) -> None:
+    metered.verify[0].reset()
+    with httpx.Client(base_url=metered.url) as client:
+        before = _metrics(client)
+        assert client.post(path, json=body).status_code == 200
+        after = _metrics(client)
+    for name, count in [
+        ("prompt_tokens_total", 2), ("request_generation_tokens_count", 2), ("request_generation_tokens_sum", 0),
+        ("generation_tokens_total", 0), ("time_to_first_token_seconds_count", 0),
+    ]:  # fmt: skip
+        assert after[f"outrider_{name}"] - before[f"outrider_{name}"] == count
 
 
 def test_a_page_of_another_origin_empties_no_cache(gateway: RunningGateway) -> None:

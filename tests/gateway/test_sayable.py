@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.constraints import of_response_format, of_sglang
+from gateway.field_names import Names
 from gateway.schemas import JsonSchema, ResponseFormat, SglangSampling
 from outrider.errors import InvalidArgument
 from outrider.v1 import common_pb2
@@ -95,9 +96,9 @@ def test_numbers_that_a_strict_schema_would_have_rounded(
 def test_a_schema_that_comes_as_a_text_is_strict() -> None:
     for schema in ({"pattern": r"^\d$"}, {"oneOf": [{"const": 1}, {"const": 2}]}, {"not": {}}):
         given = SglangSampling(json_schema=json.dumps(schema, indent=1))
-        assert of_sglang(given, "f") == of_answer(schema, strict=True)
+        assert of_sglang(given, Names()) == of_answer(schema, strict=True)
     for text in ("true", "[]"):  # verify tells what it makes of them
-        assert of_sglang(SglangSampling(json_schema=text), "f") == common_pb2.Grammar(json_schema=text)
+        assert of_sglang(SglangSampling(json_schema=text), Names()) == common_pb2.Grammar(json_schema=text)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +114,7 @@ def test_a_schema_that_comes_as_a_text_is_strict() -> None:
 )
 def test_a_text_that_is_no_schema_we_hold_output_to(text: str, complaint: str) -> None:
     with pytest.raises(InvalidArgument) as refused:
-        of_sglang(SglangSampling(json_schema=text), "sampling_params.json_schema")
+        of_sglang(SglangSampling(json_schema=text), Names(inside="sampling_params."))
     assert complaint in refused.value.message
     assert (refused.value.field, refused.value.code) == ("sampling_params.json_schema", "invalid_json_schema")
 

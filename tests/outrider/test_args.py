@@ -162,6 +162,7 @@ def test_other_servers_names_lead_to_flags_that_there_are() -> None:
             for given, flag in (
                 ({"speculative_num_draft_tokens": 8}, "--speculative-num-draft-tokens"),
                 ({"max_sessions": 8}, "--max-sessions"),
+                ({"core_placement": "auto"}, "--core-placement auto"),
             )
         ),
         *(
