@@ -14,6 +14,7 @@ Only the logits of tokens in the history or the lists are touched; nothing of th
 shapes a row on the host; `row_edits` says what it would do, for rows that lie on a device (kernels/shaping.py).
 """
 
+import copy
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -88,37 +89,53 @@ class History:
 
     def __init__(self, prompt: Iterable[int]) -> None:
         distinct = list(dict.fromkeys(prompt))
-        self._place = {token: place for place, token in enumerate(distinct)}
+        self._prompt_places = {token: place for place, token in enumerate(distinct)}  # copies share it
+        self._new_places: dict[int, int] = {}
         self._ids = np.array(distinct, np.int64)
         self._counts = np.zeros(len(distinct), np.int64)
         self.num_output = 0
         """Output tokens so far."""
 
+    def copy(self) -> "History":
+        """The same so far; what is committed to one does not reach the other."""
+        other = copy.copy(self)
+        other._ids, other._counts, other._new_places = self._ids.copy(), self._counts.copy(), self._new_places.copy()
+        return other
+
     def commit(self, tokens: Iterable[int]) -> None:
         """Add output tokens (resumed ones too)."""
         for token, count in Counter(tokens).items():
-            place = self._place.setdefault(token, len(self._place))
-            if place == len(self._ids):
-                self._ids = _doubled(self._ids)
-                self._counts = _doubled(self._counts)
-            self._ids[place] = token
+            place = self._place(token)
+            if place is None:
+                place = self._new_places[token] = len(self)
+                if place == len(self._ids):
+                    self._ids = _doubled(self._ids)
+                    self._counts = _doubled(self._counts)
+                self._ids[place] = token
             self._counts[place] += count
             self.num_output += count
+
+    def __len__(self) -> int:
+        return len(self._prompt_places) + len(self._new_places)
 
     @property
     def ids(self) -> Ids:
         """int64 [m]: distinct tokens of prompt and output."""
-        return self._ids[: len(self._place)]
+        return self._ids[: len(self)]
 
     @property
     def counts(self) -> Ids:
         """int64 [m]: how often each of `ids` is in the output."""
-        return self._counts[: len(self._place)]
+        return self._counts[: len(self)]
 
     def count(self, token: int) -> int:
         """How often `token` is in the output."""
-        place = self._place.get(token)
+        place = self._place(token)
         return 0 if place is None else int(self._counts[place])
+
+    def _place(self, token: int) -> int | None:
+        place = self._prompt_places.get(token)
+        return self._new_places.get(token) if place is None else place
 
 
 def penalise(row: Row, penalties: Penalties, history: History, path: Sequence[int] = ()) -> None:

@@ -47,7 +47,7 @@ class GrammarState:
     """Where one session stands in its grammar; follows committed tokens and looks ahead along tree paths.
 
     A matcher that was led past its grammar's end stays in error for good, and a draft may do that: looking ahead is for
-    a copy.
+    a copy. It follows what is committed too, since making one takes the longer, the longer the output is.
     """
 
     def __init__(self, matcher: LLMatcher, kind: str, vocab_size: int) -> None:
@@ -77,7 +77,9 @@ class GrammarState:
 
     def commit(self, token: int) -> bool:
         """Takes in a committed token; False when the grammar forbids it."""
-        self._ahead = None
+        if self._ahead is not None and self._path[:1] != [token]:
+            self._at([token])
+        self._path = self._path[1:]
         return self._matcher.consume_token(token)
 
     def forbid(self, row: NDArray[np.float32], path: list[int]) -> None:

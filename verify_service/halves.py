@@ -11,6 +11,7 @@ Two cases, both decided from the table of step times and from how long drafters 
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -50,7 +51,7 @@ class Halves:
     def __init__(self) -> None:
         self.num_parted = 0  # steps that left somebody out, for the metrics
         self._step = 0
-        self._ran: dict[int, int] = {}  # session -> step
+        self._ran: OrderedDict[int, int] = OrderedDict()  # session -> step, in their order
         self._waited = 0.0  # share of steps in which somebody was late
 
     @property
@@ -83,5 +84,8 @@ class Halves:
         self._step += 1
         self.num_parted += num_left_out > 0
         self._waited += _ALPHA * ((num_late > 0) - self._waited)
-        self._ran = {session: step for session, step in self._ran.items() if self._step - step < 1024}
-        self._ran.update(dict.fromkeys(sessions, self._step))
+        for session in sessions:
+            self._ran[session] = self._step
+            self._ran.move_to_end(session)
+        while self._step - next(iter(self._ran.values()), self._step) >= 1024:
+            self._ran.popitem(last=False)

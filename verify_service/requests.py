@@ -67,7 +67,7 @@ class SessionFactory:
         sessions: list[Session] = []
         for choice in range(request.first_choice_index, request.first_choice_index + wanted.num_choices):
             grammar = self._grammar(request, resumed)
-            sampler = SessionSampler(
+            sampler = sessions[0].sampler.for_choice(choice, grammar) if sessions else SessionSampler(
                 params, grammar=grammar, seed=seed, choice_index=choice, stop_ids=stop_ids, prompt=prompt,
                 resumed=resumed, threshold_single=speculation.accept_threshold_single,
                 threshold_acc=speculation.accept_threshold_acc,

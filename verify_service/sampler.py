@@ -7,6 +7,7 @@ the outcome does not depend on the tree, the batch or earlier failures. Logits t
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -67,11 +68,17 @@ class SessionSampler:
         )
         self._grammar = grammar
         self._penalised = not self._penalties.changes_nothing
-        self._history = History(prompt.tolist() if self._penalised else [])
+        self._history = History(prompt.tolist() if self._penalties.uses_history else [])
         self._is_shaped = self._penalised or grammar is not None
         # Whether `accept` looks at nothing but each row's highest logit.
         self.takes_highest = self._filters.is_greedy and not self._is_shaped
         self.commit(resumed.tolist())
+
+    def for_choice(self, choice_index: int, grammar: GrammarState | None) -> SessionSampler:
+        """A sampler for another choice of the same request, before either has an output of its own."""
+        other = copy.copy(self)
+        other._choice, other._grammar, other._history = choice_index, grammar, self._history.copy()
+        return other
 
     def be_greedy(self) -> None:
         """Takes the likeliest token from now on, whatever the request's temperature."""

@@ -59,6 +59,7 @@ class Scheduler:
         self._rows = list(range(max_running))[::-1]
         self._admissions = 0
         self._dropped: list[int] = []  # pages, not with the pool yet
+        self._too_little: int | None = None  # room with which nobody could begin; None: the queue or the cache changed
 
     @property
     def num_available(self) -> int:
@@ -73,6 +74,7 @@ class Scheduler:
                 f"{len(self._rows)} can begin, and at most {self._max_queued} may be left waiting; try again later",
                 retry_after_s=RETRY_SOON_S,
             )
+        self._too_little = None
         for session in sessions:
             bisect.insort(self.waiting, session, key=_order)
 
@@ -82,6 +84,9 @@ class Scheduler:
         if not self.waiting or not self._rows:  # before prefixes are looked up for nothing, and count as just used
             return admitted
         promised = sum(session.num_uncomputed for session in self.running)
+        if self._too_little is not None and self._room(promised) <= self._too_little:
+            return admitted
+        self._too_little = None
         for session in self._in_order():
             if not self._rows:
                 break
@@ -91,10 +96,9 @@ class Scheduler:
             if any(one.num_overtaking >= _MOST_OVERTAKING for one in overtaken):
                 break  # that one is first from the next step on
             self._share_prefix(session)
-            # A page more for each session that runs, so that a newcomer is not preempted in its next step.
-            need = session.num_uncomputed + promised + (len(self.running) + 1) * self.pool.page_size
-            if self.running and need > self.num_available * self.pool.page_size:
+            if self.running and session.num_uncomputed > self._room(promised):
                 self._let_go(session)
+                self._too_little = self._room(promised)
                 break
             for one in overtaken:
                 one.num_overtaking += 1
@@ -106,6 +110,7 @@ class Scheduler:
 
     def flush_cache(self) -> tuple[int, int]:
         """Evicts all that no session reads; returns the pages that were freed, and those that stay."""
+        self._too_little = None
         return (self.cache.clear(), self.cache.num_pages) if self.cache is not None else (0, 0)
 
     def take_slots(self, session: Session, count: int) -> list[int] | None:
@@ -167,6 +172,7 @@ class Scheduler:
         """Puts the whole pages that a running session has computed into the cache, for others to read."""
         if self.cache is None:
             return
+        self._too_little = None
         count = session.kv_len // self.pool.page_size
         pages = np.array(session.pages[:count], np.int32)
         prefix = self.cache.insert(session.tokens[: count * self.pool.page_size], pages, session.cache_salt)
@@ -189,6 +195,7 @@ class Scheduler:
 
     def remove(self, session: Session, *, reusable: bool = True) -> None:
         """Takes a session out, wherever it is, and its pages back; `reusable`: what it computed may be cached."""
+        self._too_little = None
         if session.phase is Phase.WAITING:
             if session in self.waiting:
                 self.waiting.remove(session)
@@ -200,6 +207,13 @@ class Scheduler:
         """All sessions, running and waiting."""
         yield from self.running
         yield from self.waiting
+
+    def _room(self, promised: int) -> int:
+        """Tokens that a newcomer may have uncomputed, once `promised` ones of those that run have their pages.
+
+        A page more for each session that runs, so that a newcomer is not preempted in its next step.
+        """
+        return (self.num_available - len(self.running) - 1) * self.pool.page_size - promised
 
     def _in_order(self) -> list[Session]:
         """Waiting sessions in the order in which they may be admitted."""
@@ -272,6 +286,8 @@ class Scheduler:
             self.settle()
         if self.cache is not None and missing > self.pool.num_free:
             self.cache.evict(missing - self.pool.num_free)
+            if self._longest_prefix_first:  # another may be the first now
+                self._too_little = None
         session.pages += self.pool.take(missing)
 
     def _slots(self, session: Session, first: int, count: int) -> list[int]:

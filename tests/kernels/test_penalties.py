@@ -97,6 +97,22 @@ def test_history_counts_a_long_output() -> None:
     assert history.count(100_000) == 0
 
 
+@settings(deadline=None)
+@given(TOKENS, TOKENS, st.lists(st.tuples(st.booleans(), TOKENS), max_size=6))
+def test_a_copy_goes_its_own_way(prompt: list[int], common: list[int], commits: list[tuple[bool, list[int]]]) -> None:
+    history = History(prompt)
+    history.commit(common)
+    both, outputs = (history, history.copy()), (list(common), list(common))
+    for second, tokens in commits:
+        both[second].commit(tokens)
+        outputs[second].extend(tokens)
+    for one, output in zip(both, outputs, strict=True):
+        assert one.num_output == len(output)
+        assert one.ids.tolist() == list(dict.fromkeys(prompt + output))
+        assert one.counts.tolist() == [output.count(token) for token in one.ids.tolist()]
+        assert [one.count(token) for token in range(VOCAB)] == [output.count(token) for token in range(VOCAB)]
+
+
 def test_defaults_change_nothing() -> None:
     assert Penalties().changes_nothing
     assert Penalties.build(min_tokens=5).changes_nothing

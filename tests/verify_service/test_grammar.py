@@ -11,12 +11,13 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llguidance import LLMatcher
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
@@ -117,6 +118,74 @@ def test_look_ahead_leaves_no_trace(compiler: GrammarCompiler, tokenizer: Tokeni
         if plain.is_complete:
             assert re.fullmatch(r"\[.*\]", tokenizer.decode([token for token in committed if token != EOS]))
             return
+
+
+_STEADY = (
+    common_pb2.Grammar(json_schema=json.dumps({"type": "array", "items": {"enum": ["ab", 12, None]}})),
+    common_pb2.Grammar(json_schema=json.dumps({"type": "object", "additionalProperties": {"type": "integer"}})),
+    common_pb2.Grammar(regex="(abc|12)+x?"),
+    common_pb2.Grammar(ebnf='start: "a" start "b" | "c"'),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), grammar=st.sampled_from(_STEADY))
+def test_looking_ahead_step_after_step_is_as_from_a_new_matcher(
+    compiler: GrammarCompiler, tokenizer: Tokenizer, data: st.DataObject, grammar: common_pb2.Grammar
+) -> None:
+    vocab_size, committed = tokenizer.get_vocab_size(), list[int]()
+    wandering = compiler.compile(grammar)
+
+    def drawn(path: list[int]) -> int:
+        """A token that may follow as a rule, or any."""
+        allowed = sorted(_allowed(wandering, path, vocab_size))
+        any_token = st.sampled_from([EOS, _id(tokenizer, "a"), _id(tokenizer, "]")])
+        return data.draw(st.sampled_from(allowed) if allowed and data.draw(st.integers(0, 9)) else any_token)
+
+    def anew() -> GrammarState:
+        state = compiler.compile(grammar)
+        for token in committed:
+            state.commit(token)
+        return state
+
+    for _ in range(data.draw(st.integers(1, 8))):
+        for _ in range(data.draw(st.integers(0, 3))):
+            path: list[int] = []
+            for _ in range(data.draw(st.integers(0, 4))):
+                path.append(drawn(path))
+                assert _allowed(wandering, path, vocab_size) == _allowed(anew(), path, vocab_size)
+        token, plain = drawn([]), anew()
+        committed.append(token)
+        assert wandering.commit(token) == plain.commit(token)
+        assert wandering.is_complete == plain.is_complete
+        assert (wandering.dead_end() is None) == (plain.dead_end() is None)
+
+
+def test_what_looks_ahead_is_copied_once(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    copies: list[LLMatcher] = []
+
+    class Counting:
+        """A matcher that keeps the copies that were made of it."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(matcher, name)
+
+        def deep_copy(self) -> LLMatcher:
+            copies.append(matcher.deep_copy())
+            return copies[-1]
+
+    matcher = compiler.compile(common_pb2.Grammar(regex="(abc|12)+x?"))._matcher
+    state = GrammarState(cast("LLMatcher", Counting()), "regex", tokenizer.get_vocab_size())
+    a, abc, twelve = (_id(tokenizer, text) for text in ("a", "abc", "12"))
+    for path, token in (([abc, twelve, abc], abc), ([twelve, twelve], abc), ([abc], twelve), ([], abc)):
+        state.mask_words(path)
+        assert state.commit(token)
+        state.mask_words([abc])
+    assert len(copies) == 1
+    state.mask_words([abc, EOS, a])  # in error from now on
+    assert state.commit(abc)
+    state.mask_words([abc])
+    assert len(copies) == 2
 
 
 @pytest.mark.parametrize("regex", ["abc", "abc+"])

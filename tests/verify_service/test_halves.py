@@ -75,6 +75,16 @@ def test_who_was_left_out_is_in_the_next_half() -> None:
     assert not first & halves.leave_out(ready(1, 2, 3, 4, 5), steep, reply_ms=9.0, now_ns=0)
 
 
+@pytest.mark.parametrize(("since", "left_out"), [(1023, 1), (1024, 2)])
+def test_who_ran_a_thousand_steps_ago_is_as_one_who_never_did(since: int, left_out: int) -> None:
+    halves = Halves()
+    halves.ran([1, 2, 3], num_late=3, num_left_out=0)
+    halves.ran([1], num_late=3, num_left_out=0)
+    for _ in range(since):
+        halves.ran([3], num_late=3, num_left_out=0)
+    assert halves.leave_out(ready(1, 2), steep, reply_ms=9.0, now_ns=0) == {left_out}
+
+
 def test_nobody_is_left_out_where_drafts_come_in_time() -> None:
     halves = Halves()
     for _ in range(20):

@@ -7,9 +7,11 @@ import struct
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from outrider.errors import InvalidArgument, OutriderError, Unimplemented
+from outrider.tree import TokenTree
 from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import MAX_MESSAGE_BYTES, pack_ids
 from tests.fakes import toy_config
@@ -175,6 +177,21 @@ def test_choices_differ_in_index_and_session_and_share_seed_and_prompt() -> None
     assert [session.shares_prefix_with for session in sessions] == [None, *[sessions[0].session_id] * 2]
     sessions[0].commit([7])
     assert [session.committed.tolist() for session in sessions] == [[1, 2, 3, 7], [1, 2, 3], [1, 2, 3]]
+
+
+@pytest.mark.parametrize("penalty", ["presence_penalty", "repetition_penalty", "min_tokens"])
+def test_choices_have_histories_and_draws_of_their_own(penalty: str) -> None:
+    params = common_pb2.SamplingParams(**{penalty: 2, "seed": 5, "temperature": 1.0, "stop_token_ids": [4]})
+    for choice, session in enumerate(factory().build(make(sampling=params, num_choices=3))):
+        (alone,) = factory().build(make(sampling=params, first_choice_index=choice))
+        for _ in range(4):
+            bonuses = [
+                one.sampler.accept(np.zeros((1, VOCAB), np.float32), TokenTree.empty(), one.output_len).bonus
+                for one in (session, alone)
+            ]
+            assert bonuses[0] == bonuses[1]
+            for one in (session, alone):
+                one.sampler.commit(one.commit(bonuses[:1]))
 
 
 def test_without_a_seed_one_is_drawn_and_no_two_requests_share_it() -> None:

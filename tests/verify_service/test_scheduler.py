@@ -97,7 +97,7 @@ class Machine(RuleBasedStateMachine):
     @rule(data=st.data())
     def step(self, data: st.DataObject) -> None:
         scheduler = self.scheduler
-        scheduler.admit()
+        self.admit()
         oldest = scheduler.running[0] if scheduler.running else None
         assert bool(self.alive) == (oldest is not None)
         before = oldest.kv_len if oldest is not None else 0
@@ -113,6 +113,13 @@ class Machine(RuleBasedStateMachine):
         if oldest is not None:
             assert taken[0][0] is oldest
             assert oldest.kv_len > before or oldest.phase is Phase.FINISHED
+
+    def admit(self) -> None:
+        """Where none is admitted, none could be if all were looked at anew."""
+        if not self.scheduler.admit():
+            noted, self.scheduler._too_little = self.scheduler._too_little, None
+            assert not self.scheduler.admit()
+            self.scheduler._too_little = noted
 
     def finish_step(self, session: Session, slots: list[int], data: st.DataObject) -> None:
         """A chunk, or the newest token with a tree of which a path is accepted."""
@@ -279,6 +286,60 @@ def test_without_a_free_row_no_prefix_is_looked_up(monkeypatch: pytest.MonkeyPat
     scheduler.submit(make_sessions(factory, [0, 1, 2, 0]))
     monkeypatch.setattr(scheduler.cache, "match", pytest.fail)
     assert scheduler.admit() == []
+
+
+@pytest.mark.parametrize("lpm", [False, True])
+def test_while_pages_are_short_no_prefix_is_looked_up_again(lpm: bool) -> None:
+    scheduler, factory = make_scheduler(CONTEXT, lpm=lpm), make_factory()
+    old, short = (make_sessions(factory, [token] * 8)[0] for token in (0, 1))
+    scheduler.submit([old, short])
+    assert scheduler.admit() == [old, short]
+    compute(scheduler, old)
+    scheduler.submit(make_sessions(factory, [2] * 10))
+    assert scheduler.cache is not None
+    match, looked_up = scheduler.cache.match, list[int]()
+    scheduler.cache.match = lambda tokens, salt=b"": looked_up.append(len(tokens)) or match(tokens, salt)
+    assert scheduler.admit() == []
+    assert looked_up
+    looked_up.clear()
+    compute(scheduler, short)
+    assert scheduler.admit() == []
+    for token in (0, 1, 2):
+        old.commit([token])
+        compute(scheduler, old)
+        assert scheduler.admit() == []
+    assert not looked_up
+    scheduler.remove(short)
+    assert len(scheduler.admit()) == 1
+
+
+@pytest.mark.parametrize("change", ["urgent", "cancelled", "cached", "preempted"])
+def test_who_can_begin_though_no_page_was_freed_does(change: str) -> None:
+    scheduler, factory = make_scheduler(CONTEXT), make_factory()
+    old, short = (make_sessions(factory, [token] * 8)[0] for token in (0, 1))
+    scheduler.submit([old, short])
+    assert scheduler.admit() == [old, short]
+    for session in (old, short):
+        compute(scheduler, session)
+    (first,), (second,), (urgent,) = (
+        make_sessions(factory, prompt, priority=priority)
+        for prompt, priority in (([0] * 8 + [2] * 2, 0), ([2], 0), ([2], 1))
+    )
+    scheduler.submit([first, second])
+    assert scheduler.admit() == []
+    if change == "urgent":
+        scheduler.submit([urgent])
+        assert scheduler.admit() == [urgent]
+    elif change == "cancelled":
+        scheduler.remove(first)
+        assert scheduler.admit() == [second]
+    elif change == "cached":
+        old.commit([1])
+        scheduler.share(old)
+        assert scheduler.admit()[0] is first
+    else:
+        scheduler.preempt(short)
+        assert scheduler.admit()[0] is short
 
 
 def test_who_was_overtaken_often_enough_goes_before_longer_prefixes() -> None:
