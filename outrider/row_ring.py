@@ -72,7 +72,7 @@ class RowRing:
             size = HEADER_BYTES + num_slots * slot_bytes
             os.posix_fallocate(self._file, 0, size)  # a page that is not there when it is written ends the process
             memory = mmap.mmap(self._file, size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
-            # A name comes last, so that nothing is left without a lock. Python follows links with a folder only.
+            # The name comes last: nothing is ever seen unlocked. Only with src_dir_fd does Python follow the link.
             link, name = f"/proc/self/fd/{self._file}", _FOLDER / self.name
             os.link(link, name, src_dir_fd=self._file, follow_symlinks=True)
         except OSError:
