@@ -132,14 +132,27 @@ class WindowDetokenizer:
         is_open = text.endswith(_REPLACEMENT) or len(text) <= len(self._told_text)
         if is_open and len(self._window) - self._told < _MAX_UNTOLD:
             return ""
-        added = text[len(self._told_text) :]
+        cut = self._cut_len(text) if is_open else 0
+        if cut:
+            text = self._decode(self._window[:-cut])
+        added, end = text[len(self._told_text) :], len(self._window) - cut
         if is_open and (not added or self._told_text.endswith(_REPLACEMENT)):
-            del self._window[self._told :]  # a run goes on, and what is read of its next token depends on its beginning
+            del self._window[self._told : end]  # a run goes on: how its next token is read depends on its beginning
             return added
         self._window = self._window[self._told :]
-        self._told = len(self._window)
-        self._told_text = self._decode(self._window)
+        self._told = end - self._told
+        self._told_text = self._decode(self._window[: self._told])
         return added
+
+    def _cut_len(self, text: str) -> int:
+        """How many of the window's last tokens may be the first bytes of one character, which has four at most.
+
+        The window's text is that of both its parts; it is not where a character is cut in two.
+        """
+        for count in (3, 2, 1):
+            if self._decode(self._window[:-count]) + self._decode(self._window[-count:]) == text:
+                return count
+        return 0
 
     def finish(self) -> str:
         """What the last tokens add, complete or not."""

@@ -6,6 +6,7 @@ Without either, a channel is a plain one and nothing stands between a call and g
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ from outrider.tls import Complaint, Stamp, TlsFiles, channel_credentials
 log = get_logger(__name__)
 
 _OLD_CHANNEL_S = 24 * 3600.0  # what calls may still take on a channel whose certificates are old
+_RETRY_S = 1.0  # files that could not be used: the fault may have been another's, as where no descriptor was left
 
 Dial = Callable[[str], grpc.aio.Channel]
 
@@ -99,7 +101,9 @@ class DialledChannel(grpc.aio.Channel):
         self._open = open_channel
         self._tls = tls
         self._tokens = tokens
-        self._stamp: Stamp | None = tls.stamp() if tls is not None else None  # of what was tried last
+        self._stamp: Stamp | None = tls.stamp() if tls is not None else None  # of what the channel was made with
+        self._tried: Stamp | None = None  # last, and next at `_retry_at` if that failed
+        self._retry_at = 0.0
         self._complaint = Complaint()
         self._inner = open_channel()
         self._closing: set[asyncio.Task[None]] = set()
@@ -110,9 +114,11 @@ class DialledChannel(grpc.aio.Channel):
             return self._inner
         try:
             stamp = self._tls.stamp()
-            if stamp != self._stamp:
-                self._stamp = stamp
+            now = time.monotonic()
+            if stamp != self._stamp and (stamp != self._tried or now >= self._retry_at):
+                self._tried, self._retry_at = stamp, now + _RETRY_S
                 old, self._inner = self._inner, self._open()
+                self._stamp = stamp
                 task = asyncio.get_running_loop().create_task(old.close(_OLD_CHANNEL_S))
                 self._closing.add(task)
                 task.add_done_callback(self._closing.discard)

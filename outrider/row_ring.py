@@ -66,14 +66,15 @@ class RowRing:
         self.was_full = False  # since somebody last set it to False
         self._nonce = secrets.token_bytes(_NONCE_BYTES)
         self._head = self._tail = 0  # next number to be written; first that is not read
-        new = _FOLDER / f"new-{self.name}"
-        self._file: int | None = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._file, fcntl.LOCK_EX)
-        new.rename(_FOLDER / self.name)  # which is seen locked from the first moment on
+        self._file: int | None = os.open(_FOLDER, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
         try:
+            fcntl.flock(self._file, fcntl.LOCK_EX)
             size = HEADER_BYTES + num_slots * slot_bytes
             os.posix_fallocate(self._file, 0, size)  # a page that is not there when it is written ends the process
             memory = mmap.mmap(self._file, size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+            # The name comes last: nothing is ever seen unlocked. Only with src_dir_fd does Python follow the link.
+            link, name = f"/proc/self/fd/{self._file}", _FOLDER / self.name
+            os.link(link, name, src_dir_fd=self._file, follow_symlinks=True)
         except OSError:
             self.unlink()
             raise

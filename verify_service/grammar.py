@@ -34,7 +34,7 @@ from outrider.wire import JSON_STYLE, MAX_GRAMMAR_BYTES
 from verify_service import grammar_trial
 from verify_service.grammar_tokenizer import plain_tokenizer
 
-_MAX_CACHED = 64
+MAX_CACHED = 64
 MAX_TRIALS = 4  # at once, and waiting: each may take a second, and keeps a thread
 _COMPILED_AT_ONCE = 2  # steps need the cores too
 _ENDLESS = (
@@ -162,8 +162,8 @@ class GrammarCompiler:
         self._at_once = threading.Semaphore(_COMPILED_AT_ONCE)
         self.totals = GrammarTotals()
 
-    async def settle(self, grammar: common_pb2.Grammar) -> None:
-        """Returns when `compile` does not have to wait any more. InvalidArgument for what is no grammar.
+    async def settle(self, grammar: common_pb2.Grammar) -> Compiled:
+        """What `compile` has to be given in order not to wait. InvalidArgument for what is no grammar.
 
         It takes a thread to compile, and none to wait for another request's: the threads are few.
         """
@@ -172,15 +172,20 @@ class GrammarCompiler:
             self.totals.cache_hits += known.done()
         if work is not None:
             asyncio.get_running_loop().run_in_executor(None, work)
-        await asyncio.shield(asyncio.wrap_future(known))  # others want it though this request be cancelled
+        return await asyncio.shield(asyncio.wrap_future(known))  # others want it though this request be cancelled
 
-    def compile(self, grammar: common_pb2.Grammar) -> GrammarState:
-        """The state at the beginning of the output. InvalidArgument for a grammar that is refused, with the reason."""
+    def compile(self, grammar: common_pb2.Grammar, compiled: Compiled | None = None) -> GrammarState:
+        """The state at the beginning of the output. InvalidArgument for a grammar that is refused, with the reason.
+
+        compiled: what `settle` returned. Without it this thread does the work, or waits for who does: not for threads
+        of the event loop's executor, where that work may be queued behind them.
+        """
         kind, source = _source_of(grammar)
-        known, work = self._claim((kind, source))
-        if work is not None:
-            work()
-        compiled = known.result()
+        if compiled is None:
+            known, work = self._claim((kind, source))
+            if work is not None:
+                work()
+            compiled = known.result()
         if isinstance(compiled, str):
             raise _refused(kind, compiled)
         with self._lock:
@@ -194,8 +199,6 @@ class GrammarCompiler:
                 self._kept.move_to_end(source)
                 return known, None
             made = self._kept[source] = Future()
-            if len(self._kept) > _MAX_CACHED:
-                self._kept.popitem(last=False)
         return made, partial(self._fill, made, source)
 
     def _fill(self, made: Future[Compiled], source: Source) -> None:
@@ -203,9 +206,12 @@ class GrammarCompiler:
             made.set_result(self._compile(source))
         except BaseException as error:  # of this server, not of the grammar: nothing to remember
             with self._lock:
-                if self._kept.get(source) is made:
-                    del self._kept[source]
+                del self._kept[source]
             made.set_exception(error)
+        with self._lock:
+            done = [source for source, known in self._kept.items() if known.done()]  # others are still to be shared
+            for oldest in done[:-MAX_CACHED]:
+                del self._kept[oldest]
 
     def _compile(self, source: Source) -> Compiled:
         began = time.monotonic()

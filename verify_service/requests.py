@@ -16,7 +16,7 @@ from outrider.sampling import SamplingParams
 from outrider.tree_limits import MAX_WISH, WISHES, check_wishes
 from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import INT31_MAX, MAX_MESSAGE_BYTES, MAX_NAME_CHARS, Ids, check_token_ids, unpack_ids
-from verify_service.grammar import GrammarCompiler, GrammarState
+from verify_service.grammar import Compiled, GrammarCompiler, GrammarState
 from verify_service.sampler import SessionSampler
 from verify_service.session import Session, Speculation, token_buffer
 
@@ -56,8 +56,11 @@ class SessionFactory:
         self._compiler = compiler
         self._ids = itertools.count(1)
 
-    def build(self, request: verify_pb2.GenerateRequest) -> list[Session]:
-        """One session per choice. InvalidArgument naming the field, the value and the limit."""
+    def build(self, request: verify_pb2.GenerateRequest, compiled: Compiled | None = None) -> list[Session]:
+        """One session per choice. InvalidArgument naming the field, the value and the limit.
+
+        compiled: the request's grammar; None where there is none, or this thread may compile it.
+        """
         wanted = self._check(request)
         params, prompt, resumed, speculation = wanted.params, wanted.prompt, wanted.resumed, wanted.speculation
         seed = params.seed if params.seed is not None else secrets.randbits(63)
@@ -66,7 +69,7 @@ class SessionFactory:
         committed = np.concatenate([prompt, resumed])
         sessions: list[Session] = []
         for choice in range(request.first_choice_index, request.first_choice_index + wanted.num_choices):
-            grammar = self._grammar(request, resumed)
+            grammar = self._grammar(request, compiled, resumed)
             sampler = sessions[0].sampler.for_choice(choice, grammar) if sessions else SessionSampler(
                 params, grammar=grammar, seed=seed, choice_index=choice, stop_ids=stop_ids, prompt=prompt,
                 resumed=resumed, threshold_single=speculation.accept_threshold_single,
@@ -89,8 +92,8 @@ class SessionFactory:
     async def build_with_grammar(self, request: verify_pb2.GenerateRequest) -> list[Session]:
         """Builds off the event loop: compiling a grammar may take seconds."""
         self._check(request)  # nothing is compiled for one that is refused
-        await self._compiler.settle(request.sampling.grammar)
-        return await asyncio.to_thread(self.build, request)
+        compiled = await self._compiler.settle(request.sampling.grammar)
+        return await asyncio.to_thread(self.build, request, compiled)
 
     def _check(self, request: verify_pb2.GenerateRequest) -> _Wanted:
         prompt = self._ids_of(request.prompt_tokens, "prompt_tokens")
@@ -159,10 +162,12 @@ class SessionFactory:
                 field="top_logprobs",
             )
 
-    def _grammar(self, request: verify_pb2.GenerateRequest, resumed: Ids) -> GrammarState | None:
+    def _grammar(
+        self, request: verify_pb2.GenerateRequest, compiled: Compiled | None, resumed: Ids
+    ) -> GrammarState | None:
         if not request.sampling.HasField("grammar"):
             return None
-        state = self._compiler.compile(request.sampling.grammar)
+        state = self._compiler.compile(request.sampling.grammar, compiled)
         for place, token in enumerate(resumed.tolist()):
             if not state.commit(token):
                 raise InvalidArgument(

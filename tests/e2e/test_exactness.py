@@ -33,10 +33,13 @@ def _check(stack: Stack, answers: Answers, *, speculate: bool = True) -> list[di
 
 def _check_until(stack: Stack, answers: Answers, accepted: int) -> list[dict]:
     """Asks until more than so many drafts are accepted: on a busy machine they may come too late."""
-    while True:
+    counts: list[int] = []
+    for _ in range(20):
         results = _check(stack, answers)
-        if sum(result["meta_info"]["spec_accepted_drafts"] for result in results) > accepted:
+        counts.append(sum(result["meta_info"]["spec_accepted_drafts"] for result in results))
+        if counts[-1] > accepted:
             return results
+    pytest.fail(f"accepted drafts: {counts}, never more than {accepted}")
 
 
 @pytest.mark.slow

@@ -199,6 +199,7 @@ def test_that_the_kernels_cannot_be_had_is_found_out_once(monkeypatch: pytest.Mo
         asked.append(folder)
         raise build.CannotBuild("killed")
 
+    monkeypatch.setenv("OUTRIDER_CPU_KERNEL", "1")
     monkeypatch.setenv("OUTRIDER_HOME", str(tmp_path))
     monkeypatch.setattr("engine.cpu_kernels.open_library", fails)
     assert [cpu_kernels() for _ in range(3)] == [None] * 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,27 @@ def test_what_gives_no_text_is_not_decoded_again_and_again(run: list[int]) -> No
     pieces = pieces_of(WindowDetokenizer(decode, frozenset((2,))), ids)
     assert "".join(pieces) == WITH_BYTES.decode(ids)
     assert max(sizes) <= 33
+
+
+PIECES = [*(bytes([byte]) for byte in range(256)), b"\xe6\x9d", b"\xb1\xff", b"\xff\xf0\x9f"]
+RUNS = (
+    st.integers(10, 18).map(lambda length: [0xFF] * length)  # about as many as are held back
+    | st.text("aé東💡", max_size=4).map(lambda text: list(text.encode()))
+    | st.sampled_from([[256, 257], [258, 0x92, 0xA1]])  # characters, with a stray byte in the same token
+)
+
+
+@pytest.mark.parametrize("byte_by_byte", [False, True])
+@given(st.lists(RUNS, max_size=8))
+def test_characters_after_stray_bytes(byte_by_byte: bool, runs: list[list[int]]) -> None:
+    def decode(ids: list[int]) -> str:
+        data = b"".join(PIECES[token] for token in ids)
+        if not byte_by_byte:
+            return data.decode(errors="replace")
+        return re.sub("[\udc80-\udcff]", "\ufffd", data.decode(errors="surrogateescape"))
+
+    ids = [token for run in runs for token in run]
+    assert "".join(pieces_of(WindowDetokenizer(decode, frozenset()), ids)) == decode(ids)
 
 
 def test_an_emoji_of_many_tokens_comes_out_in_one_piece() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import logging
+import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -133,7 +134,8 @@ def test_of_two_that_find_nothing_one_compiles(tmp_path: Path, source: Path, mon
     ran, looked, lock = tmp_path / "ran", Barrier(2), fcntl.flock
 
     def lock_when_both_looked(descriptor: int, operation: int) -> None:
-        looked.wait(timeout=60)
+        if operation & fcntl.LOCK_NB:
+            looked.wait(timeout=60)
         lock(descriptor, operation)
 
     compiler = as_compiler(tmp_path / "cc", f'case "$*" in *answer.c*) echo >> {ran};; esac')
@@ -143,6 +145,22 @@ def test_of_two_that_find_nothing_one_compiles(tmp_path: Path, source: Path, mon
         first, second = pool.map(lambda _: load(tmp_path / "kernels", source), range(2))
     assert first._name == second._name
     assert ran.read_text() == "\n"
+
+
+def test_who_waits_for_another_that_compiles_says_so(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    lock, held = fcntl.flock, os.open(tmp_path, os.O_RDONLY)
+    lock(held, fcntl.LOCK_EX)
+
+    def lock_when_the_other_ends(descriptor: int, operation: int) -> None:
+        if not operation & fcntl.LOCK_NB:
+            os.close(held)
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", lock_when_the_other_ends)
+    load(tmp_path, source)
+    assert [record.message for record in caplog.records] == [f"waiting for another process that compiles in {tmp_path}"]
 
 
 @pytest.mark.parametrize("fault", ["no folder", "no room", "no lock"])

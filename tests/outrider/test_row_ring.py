@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -109,6 +110,22 @@ def test_what_a_killed_writer_left_is_removed_and_nothing_else() -> None:
     mine.unlink()
     mine.unlink()
     assert not Path("/dev/shm", mine.name).exists()
+
+
+@pytest.mark.parametrize("step", ["fcntl.flock", "os.posix_fallocate", "os.link"])
+def test_a_ring_that_cannot_be_had_leaves_nothing(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise OSError("no locks available")
+
+    def left() -> tuple[int, set[Path]]:
+        return len(os.listdir("/proc/self/fd")), set(Path("/dev/shm").glob(f"*outrider-{os.getpid()}-*"))
+
+    before = left()
+    with monkeypatch.context() as patched:
+        patched.setattr(f"outrider.row_ring.{step}", fails)
+        with pytest.raises(OSError, match="no locks"):
+            RowRing(ROW_BYTES, 4)
+    assert left() == before
 
 
 def test_rows_that_were_not_written_cannot_have_been_read() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
+import resource
 import ssl
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +18,7 @@ import grpc.aio
 import pytest
 from structlog.testing import capture_logs
 
+from outrider import dialing
 from outrider.dialing import DialledChannel
 from outrider.rpc import bind, create_server
 from outrider.tls import TlsFiles, http_context, server_credentials
@@ -73,7 +76,10 @@ def test_certificates_that_cannot_be_read_fill_no_log(
 
 
 @pytest.mark.asyncio
-async def test_a_client_tries_files_that_cannot_be_used_once(tmp_path: Path) -> None:
+async def test_a_client_tries_files_that_cannot_be_used_now_and_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dialing, "_RETRY_S", math.inf)
     files = TlsFiles(*Authority(tmp_path).issue("gateway"), None)
     certificate = Path(files.certfile or "")
     whole, num_opened = certificate.read_text(), 0  # noqa: ASYNC240
@@ -100,3 +106,27 @@ async def test_a_client_tries_files_that_cannot_be_used_once(tmp_path: Path) -> 
         with capture_logs() as logs:
             channel.current()
         assert logs == []  # within the minute
+
+
+@pytest.mark.asyncio
+async def test_a_client_gets_by_a_fault_that_is_not_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dialing, "_RETRY_S", 0.0)
+    files = TlsFiles(*Authority(tmp_path).issue("gateway"), None)
+    certificate = Path(files.certfile or "")
+
+    def open_channel() -> grpc.aio.Channel:
+        files.read()
+        return grpc.aio.insecure_channel("localhost:1")
+
+    async with DialledChannel(open_channel, files, None) as channel:
+        first = channel.current()
+        certificate.write_bytes(certificate.read_bytes())  # noqa: ASYNC240
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+        try:
+            assert channel.current() is first
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        second = channel.current()
+        assert second is not first
+        assert channel.current() is second

@@ -25,10 +25,13 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from outrider.errors import Internal, InvalidArgument, ResourceExhausted, Unimplemented
 from outrider.tree import TokenTree
-from outrider.v1 import common_pb2
-from outrider.wire import MAX_GRAMMAR_BYTES
+from outrider.v1 import common_pb2, verify_pb2
+from outrider.wire import MAX_GRAMMAR_BYTES, pack_ids
+from tests.fakes import toy_config
 from verify_service import grammar_trial
-from verify_service.grammar import MAX_TRIALS, GrammarCompiler, GrammarState, pruned
+from verify_service.grammar import MAX_CACHED, MAX_TRIALS, GrammarCompiler, GrammarState, pruned
+from verify_service.requests import RequestBounds, SessionFactory
+from verify_service.session import Session
 
 EOS = 0
 
@@ -371,6 +374,29 @@ async def test_who_waits_for_the_same_grammar_holds_no_thread(
     await asyncio.gather(*equals[2:])
     assert compiler.compile(shared).dead_end() is None
     assert len(tried) == 1
+
+
+@pytest.mark.asyncio
+async def test_more_grammars_than_are_kept_are_compiled_once_each_by_few_threads(compiler: GrammarCompiler) -> None:
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(2))
+    fresh = GrammarCompiler(compiler._tokenizer_path.parent, vocab_size=compiler._vocab_size, eos_token_ids=(EOS,))
+    factory = SessionFactory(toy_config(compiler._vocab_size, 20), RequestBounds(20, 1, 1), fresh)
+
+    def ask(regex: str) -> asyncio.Task[list[Session]]:
+        sampling = common_pb2.SamplingParams(grammar=common_pb2.Grammar(regex=regex))
+        request = verify_pb2.GenerateRequest(prompt_tokens=pack_ids([1]), sampling=sampling)
+        return asyncio.create_task(factory.build_with_grammar(request))
+
+    first = asyncio.create_task(fresh.settle(common_pb2.Grammar(regex="g+")))
+    regexes = ["g+", "g+", *(f"g{n}+" for n in range(MAX_CACHED + 9))]
+    asked = [ask(regex) for regex in regexes]
+    await first
+    asked.append(ask("g+"))  # behind two that have it, and many that do not
+    await asyncio.gather(*asked)
+    await loop.shutdown_default_executor()
+    assert fresh.totals.compiled == len(set(regexes))
+    assert len(fresh._kept) == MAX_CACHED
 
 
 def test_trials_are_bounded_shared_and_no_matter_to_patterns_that_do_not_meet(

@@ -238,8 +238,9 @@ async def test_what_a_stream_held_goes_with_it_and_waits_for_no_collector(serve:
         assert await held.drafter.finished() is not None
         await held.task
         await service.inbox.idle()
-        while stream() is not None:  # noqa: ASYNC110  gRPC has a hand on it for a moment
-            await asyncio.sleep(0)
+        async with asyncio.timeout(60):
+            while stream() is not None:  # noqa: ASYNC110  gRPC has a hand on it for a moment
+                await asyncio.sleep(0)
     finally:
         gc.enable()
 
