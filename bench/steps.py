@@ -26,7 +26,7 @@ from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import pack_ids
 from verify_service.app import build_step_loop
 from verify_service.commands import Inbox, Submit
-from verify_service.grammar import GrammarCompiler
+from verify_service.grammar_compiler import GrammarCompiler
 from verify_service.loading import LoadedModel, load_model
 from verify_service.requests import RequestBounds, SessionFactory
 from verify_service.sampler import Sampler

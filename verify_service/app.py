@@ -38,7 +38,7 @@ from verify_service.commands import Inbox, Stop
 from verify_service.counting import CallTotals
 from verify_service.drafters import Drafters
 from verify_service.features import feature_layout, row_bytes
-from verify_service.grammar import GrammarCompiler
+from verify_service.grammar_compiler import GrammarCompiler
 from verify_service.loading import LoadedModel, load_model
 from verify_service.metrics import make_registry
 from verify_service.requests import RequestBounds, SessionFactory

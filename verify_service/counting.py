@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from outrider.metrics import Buckets
 from outrider.speculation_count import SpeculationCount
 from outrider.v1 import verify_pb2
-from verify_service.grammar import GrammarTotals
+from verify_service.grammar_compiler import GrammarTotals
 from verify_service.session import Session
 
 # Phases of the loop, in the order in which a step goes through them.

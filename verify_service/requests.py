@@ -16,7 +16,8 @@ from outrider.sampling import SamplingParams
 from outrider.tree_limits import MAX_WISH, WISHES, check_wishes
 from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import INT31_MAX, MAX_MESSAGE_BYTES, MAX_NAME_CHARS, Ids, check_token_ids, unpack_ids
-from verify_service.grammar import Compiled, GrammarCompiler, GrammarState
+from verify_service.grammar import GrammarState
+from verify_service.grammar_compiler import Compiled, GrammarCompiler
 from verify_service.sampler import SessionSampler
 from verify_service.session import Session, Speculation, token_buffer
 

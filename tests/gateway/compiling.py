@@ -7,7 +7,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from outrider.v1 import common_pb2
-from verify_service.grammar import GrammarCompiler
+from verify_service.grammar_compiler import GrammarCompiler
 
 
 class Grammars:

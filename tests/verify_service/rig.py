@@ -39,7 +39,7 @@ from verify_service.commands import (
 )
 from verify_service.drafter import Drafter
 from verify_service.drafters import Drafters
-from verify_service.grammar import GrammarCompiler
+from verify_service.grammar_compiler import GrammarCompiler
 from verify_service.outbox import RoundOutbox
 from verify_service.parsing import parse_proposals
 from verify_service.requests import RequestBounds, SessionFactory

@@ -29,7 +29,8 @@ from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import MAX_GRAMMAR_BYTES, pack_ids
 from tests.fakes import toy_config
 from verify_service import grammar_trial
-from verify_service.grammar import MAX_CACHED, MAX_TRIALS, GrammarCompiler, GrammarState, pruned
+from verify_service.grammar import GrammarState, pruned
+from verify_service.grammar_compiler import MAX_CACHED, MAX_TRIALS, GrammarCompiler
 from verify_service.requests import RequestBounds, SessionFactory
 from verify_service.session import Session
 

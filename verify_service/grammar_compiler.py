@@ -1,0 +1,224 @@
+"""Grammars of requests, compiled by llguidance.
+
+A schema comes from anyone, so its source is bounded, it is compiled off the event loop within the library's own limits,
+on trial first where those do not hold (grammar_trial.py), and nothing that it names is ever fetched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from llguidance import LLMatcher, LLTokenizer
+from llguidance.gbnf_to_lark import any_to_lark
+
+from outrider.errors import RETRY_SOON_S, InvalidArgument, ResourceExhausted, Unimplemented
+from outrider.metrics import Buckets
+from outrider.multiples import MOST_REMAINDERS, remainders_of, unescaped
+from outrider.text_files import embedded
+from outrider.v1 import common_pb2
+from outrider.wire import JSON_STYLE, MAX_GRAMMAR_BYTES
+from verify_service import grammar_trial
+from verify_service.grammar import GrammarState, refused
+from verify_service.grammar_tokenizer import plain_tokenizer
+
+MAX_CACHED = 64
+MAX_TRIALS = 4  # at once, and waiting: each may take a second, and keeps a thread
+_COMPILED_AT_ONCE = 2  # steps need the cores too
+_ENDLESS = (
+    "it takes too long to work out: too many patterns might have to hold at one place, or a number is too far below 0"
+)
+_ANY_OBJECT = '{"type": "object"}'
+
+
+@dataclass(slots=True)
+class GrammarTotals:
+    """What became of requests' grammars; written under the compiler's lock."""
+
+    compiled: int = 0
+    cache_hits: int = 0
+    refused: int = 0
+    compile_s: Buckets = field(default_factory=Buckets)  # those that compiled, and those that did not
+
+
+Source = tuple[str, str]
+"""A grammar's kind, and its text."""
+
+Compiled = LLMatcher | str
+"""A grammar at its beginning, or why it is refused."""
+
+
+class GrammarCompiler:
+    """Makes states from requests' grammars. Thread-safe; keeps those it used last, refused ones too.
+
+    Who asks for one that is being compiled waits for that; others are compiled meanwhile.
+    """
+
+    def __init__(self, model_path: Path, *, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
+        self._tokenizer_path = model_path / "tokenizer.json"
+        self._vocab_size = vocab_size
+        self._eos_token_ids = list(eos_token_ids)
+        self._tokenizer: LLTokenizer | None = None
+        self._loading = threading.Lock()
+        self._kept: OrderedDict[Source, Future[Compiled]] = OrderedDict()
+        self._num_trials = 0
+        self._lock = threading.Lock()
+        self._trying = threading.Lock()
+        self._at_once = threading.Semaphore(_COMPILED_AT_ONCE)
+        self.totals = GrammarTotals()
+
+    async def settle(self, grammar: common_pb2.Grammar) -> Compiled:
+        """What `compile` has to be given in order not to wait. InvalidArgument for what is no grammar.
+
+        It takes a thread to compile, and none to wait for another request's: the threads are few.
+        """
+        known, work = self._claim(_source_of(grammar))
+        with self._lock:
+            self.totals.cache_hits += known.done()
+        if work is not None:
+            asyncio.get_running_loop().run_in_executor(None, work)
+        return await asyncio.shield(asyncio.wrap_future(known))  # others want it though this request be cancelled
+
+    def compile(self, grammar: common_pb2.Grammar, compiled: Compiled | None = None) -> GrammarState:
+        """The state at the beginning of the output. InvalidArgument for a grammar that is refused, with the reason.
+
+        compiled: what `settle` returned. Without it this thread does the work, or waits for who does: not for threads
+        of the event loop's executor, where that work may be queued behind them.
+        """
+        kind, source = _source_of(grammar)
+        if compiled is None:
+            known, work = self._claim((kind, source))
+            if work is not None:
+                work()
+            compiled = known.result()
+        if isinstance(compiled, str):
+            raise refused(kind, compiled)
+        with self._lock:
+            return GrammarState(compiled.deep_copy(), kind, self._vocab_size)
+
+    def _claim(self, source: Source) -> tuple[Future[Compiled], Callable[[], None] | None]:
+        """A grammar once it is known; and, where nobody is at it yet, what the caller has to run for that."""
+        with self._lock:
+            known = self._kept.get(source)
+            if known is not None:
+                self._kept.move_to_end(source)
+                return known, None
+            made = self._kept[source] = Future()
+        return made, partial(self._fill, made, source)
+
+    def _fill(self, made: Future[Compiled], source: Source) -> None:
+        try:
+            made.set_result(self._compile(source))
+        except BaseException as error:  # of this server, not of the grammar: nothing to remember
+            with self._lock:
+                del self._kept[source]
+            made.set_exception(error)
+        with self._lock:
+            done = [source for source, known in self._kept.items() if known.done()]  # others are still to be shared
+            for oldest in done[:-MAX_CACHED]:
+                del self._kept[oldest]
+
+    def _compile(self, source: Source) -> Compiled:
+        began = time.monotonic()
+        ended = not grammar_trial.is_needed(unescaped(source[1])) or self._try(source)
+        with self._at_once:
+            compiled = self._matcher_of(*source) if ended else _ENDLESS
+        with self._lock:
+            self.totals.compile_s.observe(time.monotonic() - began)
+            if isinstance(compiled, str):
+                self.totals.refused += 1
+            else:
+                self.totals.compiled += 1
+        return compiled
+
+    def _try(self, source: Source) -> bool:
+        """Whether it can be compiled in time."""
+        with self._lock:
+            if self._num_trials >= MAX_TRIALS:
+                raise ResourceExhausted(
+                    f"{MAX_TRIALS} grammars that may take too long are being tried; try again later",
+                    retry_after_s=RETRY_SOON_S,
+                )
+            self._num_trials += 1
+        try:
+            with self._trying:
+                return self._ends(*source)
+        finally:
+            with self._lock:
+                self._num_trials -= 1
+
+    def _ends(self, kind: str, source: str) -> bool:
+        self._load_tokenizer()  # where there is none it says so
+        try:
+            grammar = _lark_of(kind, source)
+        except (ValueError, RecursionError):  # which compiling it says in words
+            return True
+        return grammar_trial.ends(grammar, self._tokenizer_path, self._vocab_size)
+
+    def _matcher_of(self, kind: str, source: str) -> Compiled:
+        if remainders_of(source) > MOST_REMAINDERS:  # llguidance would take minutes, and its limits do not hold there
+            return f"its values of multipleOf have more than {MOST_REMAINDERS} for a common multiple"
+        try:
+            matcher = LLMatcher(self._load_tokenizer(), _lark_of(kind, source), log_level=0)
+        except RecursionError:
+            return "it is nested too deeply"
+        except ValueError as error:
+            return str(error)
+        if matcher.is_error():
+            return matcher.get_error()
+        return matcher if any(matcher.compute_bitmask()) and not matcher.is_error() else "nothing satisfies it"
+
+    def _load_tokenizer(self) -> LLTokenizer:
+        with self._loading:
+            if self._tokenizer is None:
+                if not self._tokenizer_path.is_file():
+                    raise Unimplemented(
+                        "structured output needs a model folder with tokenizer.json", field="sampling.grammar"
+                    )
+                try:
+                    source = embedded(self._tokenizer_path.read_text(encoding="utf-8"), self._vocab_size)
+                    self._tokenizer = plain_tokenizer(source, self._vocab_size, self._eos_token_ids)
+                except ValueError as error:  # no fault of the grammar
+                    reason = f"structured output cannot be had with this model's tokenizer.json: {error}"
+                    raise Unimplemented(reason, field="sampling.grammar") from error
+            return self._tokenizer
+
+
+def _source_of(grammar: common_pb2.Grammar) -> Source:
+    """InvalidArgument for what is no grammar, or too long a one."""
+    kind = grammar.WhichOneof("kind")
+    if kind is None:
+        raise InvalidArgument("sampling.grammar has no kind", field="sampling.grammar")
+    if kind == "json_object" and not grammar.json_object:
+        raise InvalidArgument("sampling.grammar.json_object is false: leave it out", field="sampling.grammar")
+    source = _ANY_OBJECT if kind == "json_object" else getattr(grammar, kind)
+    if len(source.encode()) > MAX_GRAMMAR_BYTES:
+        raise refused(kind, f"it has {len(source.encode())} bytes; at most {MAX_GRAMMAR_BYTES} are taken")
+    return kind, source
+
+
+def _lark_of(kind: str, source: str) -> str:
+    if kind in ("json_object", "json_schema"):
+        schema = json.loads(source)
+        if not isinstance(schema, dict | bool):
+            raise ValueError("a schema must be an object or a boolean")
+        if schema is False:
+            raise ValueError("nothing satisfies it")
+        source = "{}" if schema is True else source
+        return LLMatcher.grammar_from_json_schema(source, defaults=JSON_STYLE)  # type: ignore[arg-type]
+    if kind == "regex":
+        return LLMatcher.grammar_from_regex(source)
+    try:
+        return LLMatcher.grammar_from_lark(any_to_lark(source))
+    except RecursionError:
+        raise
+    except Exception as error:  # the library's converter raises nothing more specific
+        raise ValueError(str(error)) from error
