@@ -1,4 +1,4 @@
-"""Files of figures. What cannot be written is a StartupError, as is all else that ends a benchmark in a line."""
+"""Files of figures. What cannot be written is Unfinished, which ends a benchmark in a line."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from engine.whole import written
-from outrider.errors import StartupError
+from outrider.errors import Unfinished
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """StartupError for an OSError of the block, which writes `path`."""
+    """Unfinished for an OSError of the block, which writes `path`."""
     try:
         yield
     except OSError as error:
-        raise StartupError(f"{path} cannot be written: {error.strerror or error}") from error
+        raise Unfinished(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def write_json(path: Path, value: Any, *, indent: int = 1) -> None:

@@ -38,7 +38,7 @@ def without_drafts(words: Sequence[str]) -> list[str]:
         for spec in dataclasses.fields(ServeArgs)
         if spec.metadata["group"].startswith("speculation: ") or spec.name.startswith("speculative_")
         for flag in (flag_of(spec), *spec.metadata["aliases"])
-    } | {flag_named("colocate"), flag_named("max_sessions")}
+    } | {flag_named(name) for name in ("colocate", "core_placement", "max_sessions")}
     kept: list[str] = []
     is_kept = True
     for word in words:

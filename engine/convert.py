@@ -27,7 +27,7 @@ from engine.saving import save_tensors
 from engine.weight_files import PICKLED_PATTERNS, pickled_files
 from engine.whole import put_in_place
 from outrider.args import ConvertArgs
-from outrider.errors import StartupError
+from outrider.errors import StartupError, Unfinished
 from outrider.text_files import read_json
 
 SOURCE_PATTERNS = ["*.safetensors", "*.bin", "*.json"]
@@ -88,7 +88,7 @@ def convert_head(source: Path, destination: Path) -> Converted:
             num_bytes = sum(path.stat().st_size for path in work.iterdir())
             put_in_place(work, destination)
     except OSError as error:
-        raise StartupError(f"{destination} cannot be written: {error}") from error
+        raise Unfinished(f"{destination} cannot be written: {error}") from error
     return Converted(destination, opened.config.family, len(tensors), num_bytes)
 
 

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from gateway.answer import Answer
-from gateway.chat_rules import ChatRules, chat_rules
+from gateway.chat_rules import ChatRules, chat_rules, rewrites
 from gateway.chunks import DONE, ChatChunks, extension_of
 from gateway.conversation import encode_conversation
 from gateway.error_values import shown
@@ -86,7 +86,7 @@ async def begin_chat(
     if body.top_logprobs and not body.logprobs:
         raise InvalidArgument("top_logprobs needs logprobs.", field="top_logprobs", code="invalid_value")
     encoded = await encode_conversation(body, ready, request.state.body_bytes)
-    schema_bytes = request.state.body_bytes if body.tools or body.response_format else 0
+    schema_bytes = request.state.body_bytes if rewrites(body, ready) else 0
     rules = await offload(SCHEMA_COST * schema_bytes, chat_rules, body, ready, encoded.tail, _continued(body))
     prediction = await _encode_prediction(body.prediction, ready) if body.prediction is not None else None
     report = Report(

@@ -47,6 +47,15 @@ def chat_rules(body: ChatCompletionRequest, ready: Ready, prompt_tail: str, cont
     return ChatRules(message, grammar, field, markers)
 
 
+def rewrites(body: ChatCompletionRequest, ready: Ready) -> bool:
+    """Whether the rules put schemas in other words: where output is held to them, or their types are read."""
+    if body.response_format is not None:
+        return True
+    tools = body.tools or ()
+    is_forced = body.tool_choice not in (None, "auto", "none")
+    return bool(tools) and (is_forced or ready.tools.typed or any(tool.function.strict for tool in tools))
+
+
 def _format_of(plan: ToolPlan | None, ready: Ready) -> ToolFormat | None:
     """How calls are written: forced ones as our grammar has it, tools that we put in words as these say."""
     if plan is None or plan.mode == "none":

@@ -42,13 +42,16 @@ class TlsListener:
         self._listen()
 
     def close(self) -> None:
-        """Takes no more connections; those there are go on."""
+        """Takes no more connections; those whose TLS is agreed on go on."""
+        for task in self._agreeing:
+            task.cancel()
         self._loop.remove_reader(self._listener)
         if self._retry is not None:
             self._retry.cancel()
 
     async def wait_closed(self) -> None:
-        """Does nothing: uvicorn waits for what is asked over connections."""
+        """Returns when nobody agrees on TLS any more; uvicorn waits for what is asked over connections."""
+        await asyncio.gather(*self._agreeing, return_exceptions=True)
 
     def _listen(self) -> None:
         self._loop.add_reader(self._listener, self._accept)
@@ -83,13 +86,13 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begins to serve on `sockets`."""
-        if self.config.ssl is None:
+        if self.config.ssl is None or sockets is None:
             await super().startup(sockets)
             return
         await super().startup([])
         kind = cast(type[GuardedProtocol], self.config.http_protocol_class)
         state = self.server_state
         make = partial(kind, config=self.config, server_state=state, app_state=self.lifespan.state)
-        for listener in sockets or ():
+        for listener in sockets:
             ours = TlsListener(listener, self.config.ssl, make, state.connections, kind.max_connections)
             self.servers.append(cast(Any, ours))

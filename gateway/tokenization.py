@@ -19,7 +19,7 @@ from gateway.service import Ready, gateway_of
 from gateway.tool_schemas import Tools
 from outrider.errors import InvalidArgument
 
-_OF_MESSAGES = ("tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
+_OF_MESSAGES = ("tools", "continue_final_message", "chat_template_kwargs")
 _PIECE = 2**16  # items that are encoded at once: the encoder keeps the interpreter to itself
 
 
@@ -89,7 +89,7 @@ def _check_form(body: TokenizeRequest) -> None:
             field="add_special_tokens", code="invalid_value",
         )  # fmt: skip
     for name in _OF_MESSAGES:
-        if body.prompt is not None and getattr(body, name) is not None:
+        if body.prompt is not None and getattr(body, name):
             raise InvalidArgument(f"'{name}' goes with 'messages'.", field=name, code="invalid_value")
 
 

@@ -58,13 +58,14 @@ class ToolPlan:
         }  # fmt: skip
 
     def check_size(self) -> None:
-        """InvalidArgument for schemas that no grammar has room for, before the work of rewriting them."""
-        size = sum(len(msgspec.json.encode(tool.function.parameters)) for tool in self.tools)
-        if size > MAX_GRAMMAR_BYTES:
-            raise InvalidArgument(
-                f"The tools' schemas have {size} bytes; output can be held to {MAX_GRAMMAR_BYTES}.",
-                field="tools", code="invalid_json_schema",
-            )  # fmt: skip
+        """InvalidArgument for a schema that no grammar has room for, before the work of rewriting it."""
+        for tool in self.tools:
+            size = len(msgspec.json.encode(tool.function.parameters))
+            if size > MAX_GRAMMAR_BYTES:
+                raise InvalidArgument(
+                    f"The schema of {shown(tool.function.name)} has {size} bytes; output can be held to "
+                    f"{MAX_GRAMMAR_BYTES}.", field="tools", code="invalid_json_schema",
+                )  # fmt: skip
 
 
 def check_schemas(tools: Sequence[Tool] | None) -> None:

@@ -68,6 +68,15 @@ class StateFiles:
         write_file(rows, "states", write_rows)
         write_file(counts, "states", lambda path: path.write_bytes(np.array(found, np.int32).tobytes()))
 
+    def has_shard(self, shard: Shard) -> bool:
+        """Whether a shard has files, of rows or only of zeros."""
+        return self._paths(shard)[0].exists()
+
+    def remove_shard(self, shard: Shard) -> None:
+        """Removes the files of a shard that did not come about."""
+        for path in self._paths(shard):
+            path.unlink(missing_ok=True)
+
     def make_shard(self, shard: Shard) -> None:
         """Makes a shard's files, of zeros, where there are none."""
         if shard not in self._there:

@@ -85,7 +85,9 @@ class GrammarCompiler:
             self.totals.cache_hits += known.done()
         if work is not None:
             asyncio.get_running_loop().run_in_executor(None, work)
-        return await asyncio.shield(asyncio.wrap_future(known))  # others want it though this request be cancelled
+        compiled = asyncio.wrap_future(known)
+        compiled.add_done_callback(lambda done: done.cancelled() or done.exception())  # though nobody wait any more
+        return await asyncio.shield(compiled)  # others want it though this request be cancelled
 
     def compile(self, grammar: common_pb2.Grammar, compiled: Compiled | None = None) -> GrammarState:
         """The state at the beginning of the output. InvalidArgument for a grammar that is refused, with the reason.

@@ -187,6 +187,7 @@ class Scheduler:
     def preempt(self, session: Session) -> None:
         """Sends a running session back to the head of the queue without its pages."""
         self._stop(session)
+        self._too_little = None
         session.phase = Phase.WAITING
         if session.wants_prompt_rows:
             session.prompt_logprobs = []

@@ -81,6 +81,11 @@ def test_settings_as_requests_and_flags() -> None:
     ]  # fmt: skip
 
 
+def test_flags_of_services_apart_are_left_out_where_there_are_no_drafts() -> None:
+    pasted = speculative.to_paste(Setting(1, 0, 0, 0), "EAGLE3", ["--core-placement", "auto", "--dtype=float32"])
+    assert (ServeArgs.parse(shlex.split(pasted)).dtype, "placement" in pasted) == ("float32", False)
+
+
 def test_what_was_passed_on_is_among_the_flags_to_paste() -> None:
     words = [
         "--model-path",

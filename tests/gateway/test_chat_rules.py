@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,7 @@ import msgspec
 import pytest
 
 from gateway import tools
-from gateway.chat_rules import chat_rules
+from gateway.chat_rules import chat_rules, rewrites
 from gateway.schemas import ChatCompletionRequest
 from gateway.tool_parsers.formats import NAMES, tool_format
 from outrider.errors import InvalidArgument
@@ -75,6 +76,28 @@ def test_schemas_that_are_too_large_are_refused_as_they_came(rewritten: list[Any
         chat_rules(body, ready("hermes"), "", "")
     assert (refused.value.field, refused.value.code) == ("tools", "invalid_json_schema")
     assert rewritten == []
+
+
+def test_schemas_that_are_large_together_may_be_small_in_other_words() -> None:
+    body = asked("required", strict=False)
+    for tool in body.tools or ():
+        rule = {"if": {"required": ["a"]}, "then": {"required": ["b"]}}  # which relaxing leaves out
+        tool.function.parameters = {"allOf": [rule] * (MAX_GRAMMAR_BYTES // 100)}
+    assert sum(len(msgspec.json.encode(tool.function.parameters)) for tool in body.tools or ()) > MAX_GRAMMAR_BYTES
+    grammar = chat_rules(body, ready("hermes"), "", "").grammar
+    assert grammar is not None
+    assert grammar.ByteSize() < MAX_GRAMMAR_BYTES
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("choice", "strict"), [("none", True), ("auto", False), ("auto", True), ("required", False)])
+def test_schemas_are_rewritten_where_it_is_said_that_they_are(
+    rewritten: list[Any], name: str, choice: Any, strict: bool
+) -> None:
+    body = asked(choice, strict=strict)
+    with contextlib.suppress(InvalidArgument):
+        chat_rules(body, ready(name), "", "").message.message()
+    assert bool(rewritten) <= rewrites(body, ready(name))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -733,3 +733,24 @@ def test_prompts_are_counted_before_they_are_read(http: httpx.Client, path: str,
     reply = http.post(path, json={field: ["a"] * 200_000})
     assert reply.status_code == 400
     assert "200000 outputs" in reply.text
+
+
+@pytest.mark.parametrize(("breaks", "not_begun"), [([0] * 5, "1"), ([1, 0, 0, 0, 0], None)])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi!"}]}),
+        ("/v1/completions", {"prompt": "Hi!"}),
+        ("/v1/responses", {"input": "Hi!"}),
+        ("/generate", {"text": "Hi!"}),
+    ],
+)
+def test_a_503_says_whether_anything_was_generated(
+    gateway: RunningGateway, http: httpx.Client, path: str, body: dict[str, Any], breaks: list[int],
+    not_begun: str | None,
+) -> None:  # fmt: skip
+    """A balancer may then try elsewhere."""
+    (verify,) = gateway.verify
+    verify.break_after = [*breaks]
+    reply = http.post(path, json=body)
+    assert (reply.status_code, reply.headers.get("x-outrider-not-begun")) == (503, not_begun)

@@ -69,7 +69,7 @@ def test_tokenize_and_back(gateway: RunningGateway, tokenizer: Tokenizer) -> Non
             ("/tokenize", {}, "prompt"), ("/tokenize", {"prompt": "a", "messages": USER}, "prompt"),
             ("/tokenize", {"messages": USER, "add_generation_prompt": False}, "add_generation_prompt"),
             ("/tokenize", {"messages": USER, "add_special_tokens": True}, "add_special_tokens"),
-            ("/tokenize", {"prompt": "a", "tools": []}, "tools"),
+            ("/tokenize", {"prompt": "a", "tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
             ("/tokenize", {"prompt": ["a"], "continue_final_message": True}, "continue_final_message"),
             ("/detokenize", {"tokens": [1, [2]]}, "tokens"), ("/detokenize", {"tokens": [10**6]}, "tokens"),
             ("/detokenize", {"tokens": [-1]}, "tokens[0]"),

@@ -125,6 +125,16 @@ def test_silent_connections_make_room_for_new_ones(
         assert health(gateway, context) == 503
 
 
+def test_who_has_not_agreed_on_tls_is_let_go_at_the_end(start: Start, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    certfile, keyfile = authority.issue("localhost", "localhost", "127.0.0.1")
+    with ExitStack() as stack:
+        with start(ssl_certfile=certfile, ssl_keyfile=keyfile, receive_timeout_s=60.0) as gateway:
+            silent = stack.enter_context(raw(gateway))
+            assert health(gateway, trusting(authority)) == 200  # by when the other has been taken
+        assert silent.recv(1) == b""
+
+
 def gone(port: int, sent: bytes, *, read: bool = True) -> bytes:
     """What a raw connection gets until it is closed."""
     with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:

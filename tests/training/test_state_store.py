@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from outrider.errors import Unfinished
 from tests.engine.disk import FULL, full_disk
 from tests.training.rig import MAX_LEN, VOCAB_SIZE, head_args, make_data, make_runner
 from training.batches import Batch
+from training.data import store
 from training.data.completer import Completer, Completion, Conversation
 from training.data.conversations import COMPOSED, Record
 from training.data.store import DataFolder, Origin, Shard
@@ -108,6 +111,29 @@ def test_a_full_disk_is_told_and_what_was_kept_stays(target: Path, tmp_path: Pat
     assert len(list(tmp_path.iterdir())) == 3
     files.write(second, rows)
     assert files.read(second, 5).equal(rows)
+
+
+def test_states_of_a_shard_that_cannot_be_written_give_their_disk_back(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = make_runner(target)
+    facts = {"format": 1, "seed": 0, "target": target_id(target, "auto"), "vocab_size": VOCAB_SIZE}
+    states = tmp_path / "states"
+    folder = DataFolder(tmp_path / "data", facts, StateFiles(states, runner, (3,)))
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    record = Record(0, COMPOSED, 0.0, [3, 4, 5, 6], key=1)
+    record.answers.append((2, 4))
+    folder.add(0, [record])
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "save_file", full)
+        with pytest.raises(Unfinished, match="No space left"):
+            folder.flush()
+    assert [path.name for path in states.iterdir()] == ["states.json"]
+    folder.flush()
+    assert len(list(states.iterdir())) == 3
 
 
 def test_a_kept_conversation_is_not_computed_again(target: Path, made: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import math
 import re
@@ -289,6 +290,22 @@ def test_a_tokenizer_that_no_grammar_can_have_is_no_fault_of_the_grammar(tokeniz
     few = GrammarCompiler(tmp_path, vocab_size=tokenizer.get_vocab_size() - 1, eos_token_ids=(EOS,))
     with pytest.raises(Unimplemented, match=r"this model's tokenizer\.json: vocab size too small"):
         few.compile(common_pb2.Grammar(json_object=True))
+
+
+@pytest.mark.asyncio
+async def test_a_failure_that_nobody_waits_for_any_more_is_no_error_of_the_loop(tmp_path: Path) -> None:
+    compiler = GrammarCompiler(tmp_path, vocab_size=9, eos_token_ids=(EOS,))  # there is no tokenizer.json
+    complaints: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context["message"]))
+    tasks = [asyncio.create_task(compiler.settle(common_pb2.Grammar(regex="a+"))) for _ in range(2)]
+    await asyncio.sleep(0)
+    tasks[0].cancel()
+    with pytest.raises(Unimplemented):
+        await tasks[1]
+    await asyncio.gather(tasks[0], return_exceptions=True)
+    gc.collect()
+    await asyncio.sleep(0)
+    assert complaints == []
 
 
 def test_a_schema_that_can_only_go_deeper_is_found_out_on_the_way(

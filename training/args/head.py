@@ -22,6 +22,12 @@ _READ_BY = {
 }
 
 
+def unread(algorithm: str, optimizer: str) -> set[str]:
+    """Settings that do nothing with these."""
+    found = {name for name, readers in _READ_BY.items() if algorithm not in readers}
+    return found if optimizer == "muon" else {*found, "weight_decay"}
+
+
 @dataclass(frozen=True, kw_only=True)
 class HeadArgs(TargetArgs):
     """Settings of `outrider train head`."""

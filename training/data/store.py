@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -147,12 +148,26 @@ class DataFolder:
             number = int(paths[-1].stem.rpartition("-")[2]) + 1 if paths else 0
             final = self.folder / f"shard-{number:05}.safetensors"
             arrays = self._arrays(records)
-            if self._states is not None:
-                self._states.add_shard(Shard.of(arrays), [(len(record.tokens), record.states) for record in records])
-            written(final, lambda path: save_file(arrays, path))
+            with self._states_of(Shard.of(arrays), records):
+                written(final, lambda path: save_file(arrays, path))
             self._note_call(num_before)
         self._known.add(final.name)
         self.keys.update(record.key for record in records if record.key is not None)
+
+    @contextmanager
+    def _states_of(self, shard: Shard, records: Sequence[Record]) -> Iterator[None]:
+        """Keeps the states of a shard that is written within; where it cannot be, their disk is given back."""
+        if self._states is None:
+            yield
+            return
+        was_there = self._states.has_shard(shard)
+        try:
+            self._states.add_shard(shard, [(len(record.tokens), record.states) for record in records])
+            yield
+        except BaseException:
+            if not was_there:
+                self._states.remove_shard(shard)
+            raise
 
     def _take_in(self) -> None:
         """Reads the shards that are new to us."""
