@@ -41,8 +41,7 @@ def noted(gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> Noted:
     return note
 
 
-@pytest.mark.parametrize("fields", [{"tools": [TOOL]}, {"tools": [TOOL], "tool_choice": "required"},
-                                    {"response_format": SCHEMA}])  # fmt: skip
+@pytest.mark.parametrize("fields", [{"tools": [TOOL], "tool_choice": "required"}, {"response_format": SCHEMA}])
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
 def test_schemas(
     gateway: RunningGateway, noted: Noted, monkeypatch: pytest.MonkeyPatch, path: str, fields: dict[str, Any]
@@ -64,10 +63,14 @@ def test_schemas(
     assert gateway.verify[0].requests[-1].sampling.grammar == held
 
 
-def test_conversations_without_schemas(gateway: RunningGateway, noted: Noted, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("fields", [{}, {"tools": [TOOL]}])
+def test_conversations_without_schemas_that_are_put_in_other_words(
+    gateway: RunningGateway, noted: Noted, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
+) -> None:
     seen = noted(chat, "chat_rules")
     monkeypatch.setattr(offload, "INLINE_BYTES", 16)
-    assert httpx.post(gateway.url + "/v1/chat/completions", json={"messages": USER}).status_code == 200
+    body = {"messages": USER, **fields}
+    assert httpx.post(gateway.url + "/v1/chat/completions", json=body).status_code == 200
     assert seen == {True}
 
 
