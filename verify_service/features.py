@@ -159,7 +159,7 @@ class FeatureSender:
         if self._data is not None:
             # By numpy: torch hands even a few rows to its threads, which wake up in milliseconds where cores are busy.
             slots = np.array([slot for one in wanted for slot in one.slots], np.intp)
-            np.take(self._data, slots, axis=0, out=rows, mode="clip")  # which needs no copy of `rows`; none is clipped
+            rows[:] = self._data[slots]  # np.take would copy a whole plane that is not contiguous
             return
         self._fetch([one for one in wanted if one.fetched is None])
         np.concatenate([one.fetched for one in wanted if one.fetched is not None], out=rows)
