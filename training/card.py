@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from outrider.flags import flag_named
-from training.args.head import unread
+from training.args.head import read
 from training.checkpoints import Checkpoint
 from training.data.store import MADE_WITH
 
@@ -89,9 +89,7 @@ def _data_commands(facts: dict[str, Any]) -> list[str]:
 
 def _command(facts: dict[str, Any], seen: int) -> str:
     words = ["outrider", "train", "head", "--data", "data", "--output", "head"]
-    nothing = unread(facts["algorithm"], facts.get("optimizer", "muon"))  # older trainings took what did nothing
-    read = {name: value for name, value in facts.items() if name not in nothing}
-    return shlex.join([*words, *_flags({"tokens": seen} | read)])  # and do not know what was asked for
+    return shlex.join([*words, *_flags({"tokens": seen} | read(facts))])  # older ones do not know what was asked for
 
 
 def _flags(facts: dict[str, Any]) -> list[str]:

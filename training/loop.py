@@ -22,7 +22,7 @@ from outrider.errors import StartupError, Unfinished
 from outrider.telemetry import announce, get_logger
 from training.accept_length import CHAIN_STEPS, Tree
 from training.args import HeadArgs
-from training.args.head import unread
+from training.args.head import read
 from training.averages import Averages
 from training.batches import Batch, Dataset
 from training.checkpoints import BEST, EXPORT_FOLDER, LAST, Checkpoint
@@ -220,8 +220,7 @@ class Trainer:
         path = self.folder / LAST
         if path.is_file():
             checkpoint = Checkpoint.load(path)
-            nothing = unread(self.args.algorithm, self.args.optimizer)  # older trainings took what did nothing
-            checkpoint.check({name: value for name, value in facts.items() if name not in nothing}, path)
+            checkpoint.check(read(facts), path)
             checkpoint.check_beginning(self.args.initial_head, path)
             if checkpoint.seen < self.args.tokens:
                 checkpoint.facts["tokens"] = self.args.tokens

@@ -87,6 +87,11 @@ class Drafter:
         """Whether it is told in words why a proposal is stale: whoever errs in positions sees it by the first few."""
         return self.counts[Refusal.STALE.value] < MAX_EXPLAINED
 
+    def prove(self, nonce: bytes) -> None:
+        """The drafter has sent what it found in the ring's header."""
+        if self.ring is not None and not self.ring.prove(nonce):
+            self.log_mistake("shared_memory_nonce is not what the ring's header begins with")
+
     def log_mistake(self, what: str) -> None:
         """Logs a mistake that the drafter is not told of, once for its stream. Any thread may."""
         if what not in self._mistakes:

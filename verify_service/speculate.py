@@ -216,9 +216,8 @@ class DrafterStream:
                         raise ResourceExhausted(
                             f"a frame has {len(proposals)} proposals; at most {MAX_ENTRIES} are taken"
                         )
-                    ring, nonce = drafter.ring, proposed.shared_memory_nonce
-                    if ring is not None and proposed.HasField("shared_memory_nonce") and not ring.prove(nonce):
-                        drafter.log_mistake("shared_memory_nonce is not what the ring's header begins with")
+                    if proposed.HasField("shared_memory_nonce"):
+                        drafter.prove(proposed.shared_memory_nonce)
                     read = proposed.consumed_slot_seq if proposed.HasField("consumed_slot_seq") else None
                     arrived, brings_early = await self._parse(proposals, drafter)
                     self._hand_over(ProposalsArrived(drafter, arrived, read), brings_early=brings_early)

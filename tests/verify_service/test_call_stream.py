@@ -21,6 +21,7 @@ from tests.verify_service.conftest import Serve, Service, tokens_of
 from tests.verify_service.rig import prompt_of, request
 from verify_service import call_stream
 from verify_service.call_stream import CallStream
+from verify_service.calls import Calls
 from verify_service.commands import Cancel, Submit
 from verify_service.session import Session
 
@@ -367,12 +368,8 @@ async def test_calls_that_have_ended_are_left_by_a_caller_that_goes_while_that_i
     await all_free(service)
 
 
-@pytest.mark.asyncio
-async def test_calls_whose_grammars_are_compiled_are_bounded_and_waited_for(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    service = await serve(MODEL, max_running_requests=1, max_queued_requests=1)
-    calls, compiled = service.servicer.calls, asyncio.Event()
+def compiled_late(calls: Calls, compiled: asyncio.Event, monkeypatch: pytest.MonkeyPatch) -> verify_pb2.GenerateRequest:
+    """A request whose grammar takes until the event is set, and is none then."""
 
     async def slowly(asked: verify_pb2.GenerateRequest) -> list[Session]:
         await compiled.wait()
@@ -382,6 +379,16 @@ async def test_calls_whose_grammars_are_compiled_are_bounded_and_waited_for(
     monkeypatch.setattr(calls._factory, "build_with_grammar", slowly)
     asked = request([1], GREEDY)
     asked.sampling.grammar.regex = "a"
+    return asked
+
+
+@pytest.mark.asyncio
+async def test_calls_whose_grammars_are_compiled_are_bounded_and_waited_for(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = await serve(MODEL, max_running_requests=1, max_queued_requests=1)
+    calls, compiled = service.servicer.calls, asyncio.Event()
+    asked = compiled_late(calls, compiled, monkeypatch)
     caller = Caller(service.stub)
     first, second, third = await caller.begin(asked, asked, asked)
     await caller.until_ended(third)
@@ -399,15 +406,7 @@ async def test_a_grammar_that_takes_longer_than_the_grace_is_told_so(
 ) -> None:
     service = await serve(MODEL)
     calls, compiled = service.servicer.calls, asyncio.Event()
-
-    async def slowly(asked: verify_pb2.GenerateRequest) -> list[Session]:
-        await compiled.wait()
-        asked.sampling.ClearField("grammar")
-        return calls._factory.build(asked)
-
-    monkeypatch.setattr(calls._factory, "build_with_grammar", slowly)
-    asked = request([1], GREEDY)
-    asked.sampling.grammar.regex = "a"
+    asked = compiled_late(calls, compiled, monkeypatch)
     caller = Caller(service.stub)
     (only,) = await caller.begin(asked)
     (probe,) = await caller.begin(verify_pb2.GenerateRequest())  # ends when the one before it has begun

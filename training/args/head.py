@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from outrider.args import HEAD_ALGORITHMS
 from outrider.errors import StartupError
@@ -22,10 +23,12 @@ _READ_BY = {
 }
 
 
-def unread(algorithm: str, optimizer: str) -> set[str]:
-    """Settings that do nothing with these."""
-    found = {name for name, readers in _READ_BY.items() if algorithm not in readers}
-    return found if optimizer == "muon" else {*found, "weight_decay"}
+def read(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """A training's facts without settings that do nothing with its others, which older trainings took."""
+    nothing = {name for name, readers in _READ_BY.items() if facts["algorithm"] not in readers}
+    if facts.get("optimizer", "muon") != "muon":
+        nothing.add("weight_decay")
+    return {name: value for name, value in facts.items() if name not in nothing}
 
 
 @dataclass(frozen=True, kw_only=True)

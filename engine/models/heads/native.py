@@ -13,8 +13,8 @@ from engine.models.heads.base import Head, HeadParts, Rows
 from engine.models.heads.block import Block
 from engine.models.heads.step import HeadStep
 from engine.models.native_decoder import NativeDecoder
-from kernels.attention.cpu import COMPUTED
-from kernels.native.library import WIDTH_UNIT, CHeads, CLayer, CMatrix, CModel, c_layout
+from kernels.attention.cpu import COMPUTED, c_heads
+from kernels.native.library import WIDTH_UNIT, CLayer, CMatrix, CModel, c_layout
 from kernels.native_linear import FP32, NativeLinear
 
 
@@ -32,9 +32,9 @@ class NativeHead(NativeDecoder):
             hidden=block.hidden_size, ffn=block.intermediate_size, num_layers=len(layers), vocab=head.num_drafted,
             wide_activations=wide or is_quantised or not library.outrider_has_bf16_dot(), wide_embedding=wide,
             gates_apart=True,
-            heads=CHeads(
-                num_heads=block.num_heads, num_kv_heads=block.num_kv_heads, head_dim=block.head_dim, wide=wide,
-                scale=block.head_dim**-0.5, eps=block.rms_eps, rope=self._floats(head.rope),
+            heads=c_heads(
+                pool.k.dtype, head.dtype, num_heads=block.num_heads, num_kv_heads=block.num_kv_heads,
+                head_dim=block.head_dim, scale=block.head_dim**-0.5, eps=block.rms_eps, rope=self._floats(head.rope),
             ),
             layers=(CLayer * len(layers))(*layers), embedding=self._keep(head.embedding),
             final_norm=self._floats(parts.final_norm), head=_matrix(parts.output), entry=parts.entry,
