@@ -90,7 +90,7 @@ class Scheduler:
         for session in self._in_order():
             if not self._rows:
                 break
-            if self._awaits_sibling(session):
+            if self._awaits_beginning(session):
                 continue
             overtaken = self._overtaken_by(session)
             if any(one.num_overtaking >= _MOST_OVERTAKING for one in overtaken):
@@ -234,13 +234,29 @@ class Scheduler:
         """The sessions that came before this one and could begin as well."""
         if not self._longest_prefix_first:
             return []
-        return [one for one in self.waiting[: self.waiting.index(session)] if not self._awaits_sibling(one)]
+        return [one for one in self.waiting[: self.waiting.index(session)] if not self._awaits_beginning(one)]
 
-    def _awaits_sibling(self, session: Session) -> bool:
-        """Whether another choice of the same request is just computing the prompt that both share."""
-        return self.cache is not None and any(
-            running.session_id == session.shares_prefix_with and running.output_len == 0 for running in self.running
-        )
+    def _awaits_beginning(self, session: Session) -> bool:
+        """Whether somebody is just computing a prompt whose KV will soon spare this session half of its work."""
+        if self.cache is None or session.wants_prompt_rows:
+            return False
+        return any(running.output_len == 0 and self._spares_half(running, session) for running in self.running)
+
+    def _spares_half(self, first: Session, then: Session) -> bool:
+        """Whether two prompts have one beginning, as far as to the middle of what the cache has not got of `then`.
+
+        What it had of `first` it has of both, if that is a part of the beginning. Nobody waits for a prompt that will
+        take more than twice as long as its own.
+        """
+        size = self.pool.page_size
+        middle = -(-(first.cached_len + then.committed_len) // (2 * size)) * size
+        if first.cache_salt != then.cache_salt or not first.cached_len < middle <= first.prompt_len:
+            return False
+        if first.num_uncomputed > 2 * (then.committed_len - first.cached_len):
+            return False
+        if middle >= then.committed_len or first.tokens[middle - 1] != then.tokens[middle - 1]:
+            return False
+        return np.array_equal(first.tokens[:middle], then.tokens[:middle])
 
     def _share_prefix(self, session: Session) -> None:
         """Gives a waiting session the cached pages of its prefix; its newest token is always computed."""

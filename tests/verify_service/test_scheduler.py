@@ -41,13 +41,16 @@ def make_scheduler(pages: int, page_size: int = 1, *, cache: bool = True, lpm: b
     )
 
 
-def make_sessions(factory: SessionFactory, prompt: list[int], *, choices: int = 1, priority: int = 0) -> list[Session]:
+def make_sessions(
+    factory: SessionFactory, prompt: list[int], *, choices: int = 1, priority: int = 0, salt: str = ""
+) -> list[Session]:
     return factory.build(
         verify_pb2.GenerateRequest(
             prompt_tokens=pack_ids(prompt),
             sampling=SamplingParams(max_tokens=CONTEXT).to_proto(),
             num_choices=choices,
             priority=priority,
+            cache_salt=salt,
         )
     )
 
@@ -264,6 +267,58 @@ def test_of_choices_with_one_prompt_the_first_computes_it_and_the_others_share_i
         scheduler.remove(session)
 
 
+def start(scheduler: Scheduler, prompts: list[list[int]], salts: list[str] | None = None) -> list[int]:
+    """Submits requests together; the indices of those that are admitted at once."""
+    factory, sessions = make_factory(), list[Session]()
+    for prompt, salt in zip(prompts, salts or [""] * len(prompts), strict=True):
+        sessions += make_sessions(factory, prompt, salt=salt)
+    scheduler.submit(sessions)
+    return [sessions.index(session) for session in scheduler.admit()]
+
+
+BEGINNING = [0, 1, 2, 0, 1, 2, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("second", "waits"),
+    [
+        pytest.param(BEGINNING, True, id="the same"),
+        pytest.param([*BEGINNING, 0, 0, 0], True, id="longer"),
+        pytest.param(BEGINNING[:4], True, id="half as long"),
+        pytest.param(BEGINNING[:3], False, id="so short that it is sooner computed"),
+        pytest.param([*BEGINNING[:4], 0, 0, 0], True, id="half of its own"),
+        pytest.param([*BEGINNING[:4], 2, 2, 2, 2, 2], False, id="less than half of its own"),
+        pytest.param([1, *BEGINNING[1:]], False, id="another first token"),
+        pytest.param([0], False, id="one token, which is computed anyway"),
+    ],
+)
+def test_who_comes_with_a_prompt_that_is_just_being_computed_waits_for_it(second: list[int], waits: bool) -> None:
+    assert start(make_scheduler(200), [BEGINNING, second]) == ([0] if waits else [0, 1])
+
+
+def test_beginnings_are_whole_pages_of_one_salt_behind_what_is_cached() -> None:
+    assert start(make_scheduler(200, page_size=3), [[0, 1, 2, 0], [0, 1, 2, 1]]) == [0]
+    assert start(make_scheduler(200, page_size=5), [[0, 1, 2, 0], [0, 1, 2, 1]]) == [0, 1]
+    assert start(make_scheduler(200), [BEGINNING] * 2, ["", "other"]) == [0, 1]
+    assert start(make_scheduler(200, cache=False), [BEGINNING] * 2) == [0, 1]
+    scheduler, factory = make_scheduler(200), make_factory()
+    (known,) = make_sessions(factory, BEGINNING)
+    scheduler.submit([known])
+    scheduler.admit()
+    compute(scheduler, known)
+    scheduler.remove(known)
+    assert start(scheduler, [[*BEGINNING, 0, 0], [*BEGINNING, 1, 1]]) == [0, 1]
+
+
+def test_whoever_waits_for_a_beginning_goes_on_when_the_other_is_gone() -> None:
+    scheduler, factory = make_scheduler(200), make_factory()
+    first, second = (make_sessions(factory, BEGINNING)[0] for _ in range(2))
+    scheduler.submit([first, second])
+    assert scheduler.admit() == [first]
+    scheduler.remove(first, reusable=False)
+    assert scheduler.admit() == [second]
+
+
 def test_the_longest_cached_prefix_goes_first_where_that_is_the_policy() -> None:
     scheduler, factory = make_scheduler(200, lpm=True), make_factory()
     (known,) = make_sessions(factory, [0, 1, 2, 0, 1, 2])
@@ -280,7 +335,7 @@ def test_the_longest_cached_prefix_goes_first_where_that_is_the_policy() -> None
 
 def test_without_a_free_row_no_prefix_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler, factory = make_scheduler(200, lpm=True), make_factory()
-    running = [session for _ in range(MAX_RUNNING) for session in make_sessions(factory, [0, 1, 2])]
+    running = [session for token in range(MAX_RUNNING) for session in make_sessions(factory, [token, 1, 2])]
     scheduler.submit(running)
     assert scheduler.admit() == running
     scheduler.submit(make_sessions(factory, [0, 1, 2, 0]))
@@ -321,6 +376,7 @@ def test_who_can_begin_though_no_page_was_freed_does(change: str) -> None:
     assert scheduler.admit() == [old, short]
     for session in (old, short):
         compute(scheduler, session)
+        session.commit([1])
     (first,), (second,), (urgent,) = (
         make_sessions(factory, prompt, priority=priority)
         for prompt, priority in (([0] * 8 + [2] * 2, 0), ([2], 0), ([2], 1))
@@ -334,7 +390,6 @@ def test_who_can_begin_though_no_page_was_freed_does(change: str) -> None:
         scheduler.remove(first)
         assert scheduler.admit() == [second]
     elif change == "cached":
-        old.commit([1])
         scheduler.share(old)
         assert scheduler.admit()[0] is first
     else:

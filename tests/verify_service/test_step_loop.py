@@ -415,6 +415,25 @@ def test_a_long_prompt_holds_running_streams_up_by_one_chunk_a_step_at_most() ->
     assert max(rows) <= 16 + 1
 
 
+def test_a_beginning_that_many_bring_at_once_is_computed_once() -> None:
+    rig = build_rig(MODEL, pages=2000, context=128, chunk=32)
+    rows: list[int] = []
+    forward = rig.runner.forward
+
+    def counted(segments: Sequence[Segment]) -> torch.Tensor:
+        rows.append(sum(len(segment.tokens) for segment in segments))
+        return forward(segments)
+
+    rig.runner.forward = counted
+    one_token = SamplingParams(temperature=0.0, max_tokens=1)
+    beginning = prompt_of(60, VOCAB)
+    sessions = [rig.submit(request([*beginning, *range(own, own + 10)], one_token))[0] for own in range(6)]
+    rig.run()
+    assert sum(rows) == 60 + 6 * 10
+    check_outputs(rig, *sessions)
+    rig.check_whole()
+
+
 def test_a_short_prompt_does_not_wait_for_all_long_ones_before_it() -> None:
     rig = build_rig(MODEL, pages=2000, context=600, chunk=32)
     greedy = SamplingParams(temperature=0.0, max_tokens=4)
