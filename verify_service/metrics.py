@@ -41,7 +41,7 @@ FAMILIES = (
         "Draft tokens accepted at a depth of the tree.", ("algorithm", "position"),
     ),
     Family("outrider_grammar_total", "counter", "Requests' grammars: compiled, cached, refused.", ("result",)),
-    Family("outrider_grammar_compilation_seconds", "histogram", "Time that compiling a grammar took."),
+    Family("outrider_grammar_compilation_time_seconds", "histogram", "Time that compiling a grammar took."),
     Family("outrider_drafter_up", "gauge", "Drafters that are enlisted.", ("algorithm",)),
     Family("outrider_drafter_sessions", "gauge", "Sessions that drafters have.", ("algorithm",)),
     Family("outrider_drafter_outbox_bytes", "gauge", "Bytes that drafters have yet to read.", ("algorithm",)),
@@ -104,7 +104,7 @@ def _read_requests(reading: Reading, engine: StepLoop, calls: CallTotals) -> Non
     counts = {"compiled": grammars.compiled, "cached": grammars.cache_hits, "refused": grammars.refused}
     for result, number in counts.items():
         reading.add("outrider_grammar_total", number, result)
-    reading.add_buckets("outrider_grammar_compilation_seconds", grammars.compile_s)
+    reading.add_buckets("outrider_grammar_compilation_time_seconds", grammars.compile_s)
     total, free = scheduler.pool.num_pages, scheduler.pool.num_free
     cached = max(0, scheduler.num_available - free)
     used = max(0, total - free - cached)
