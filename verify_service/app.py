@@ -45,6 +45,7 @@ from verify_service.requests import RequestBounds, SessionFactory
 from verify_service.sampler import Sampler
 from verify_service.scheduler import Scheduler
 from verify_service.service import VerifyServicer, new_boot_id
+from verify_service.session_pages import SessionPages
 from verify_service.sizing import outbox_bytes
 from verify_service.step_loop import Responses, StepLoop
 from verify_service.target import Target
@@ -129,14 +130,12 @@ def build_step_loop(
     runner = loaded.runner
     page_size = args.page_size
     pool = PagePool(loaded.sizes.total_tokens // page_size, page_size)
+    cache = None if args.disable_radix_cache else RadixCache(pool)
     scheduler = Scheduler(
-        pool,
-        runner.slot_table,
+        SessionPages(pool, runner.slot_table, cache=cache, move=runner.pool.move),
         max_running=args.max_running_requests,
         max_queued=args.max_queued_requests,
         chunk=loaded.sizes.chunk,
-        cache=None if args.disable_radix_cache else RadixCache(pool),
-        move=runner.pool.move,
         longest_prefix_first=args.schedule_policy == "lpm",
     )
     drafters = Drafters(

@@ -92,12 +92,12 @@ class Committer:
         committed = 0
         for work, outcome in zip(works, outcomes, strict=True):
             if not work.samples:
-                self._scheduler.keep(work.session, work.slots, list(range(work.num_rows)))
+                self._scheduler.pages.keep(work.session, work.slots, list(range(work.num_rows)))
                 assignment = self._drafters.of(work.session)
                 if assignment is not None and assignment is work.assignment:
                     self._features.send(assignment, min(work.session.kv_len, assignment.told_len - 1))
             elif outcome is None:
-                self._scheduler.keep(work.session, work.slots, [])
+                self._scheduler.pages.keep(work.session, work.slots, [])
                 if work.match is not None:
                     self._go_on_without_drafts(work.session)
                 else:
@@ -153,18 +153,18 @@ class Committer:
         first_output = session.output_len == 0
         taken = session.commit([*tokens, outcome.bonus])
         if session.grammar is not None and (error := session.grammar.dead_end()) is not None:
-            self._scheduler.keep(session, work.slots, [])
+            self._scheduler.pages.keep(session, work.slots, [])
             self.fail(session, error)
             return 0
         accepted = outcome.nodes[: len(taken)]
         chunk_rows = work.num_rows - drafted
         rows = [*range(chunk_rows), *[chunk_rows + node for node in accepted[: len(taken) - 1]]]
-        self._scheduler.keep(session, work.slots, rows)
+        self._scheduler.pages.keep(session, work.slots, rows)
         session.sampler.commit(taken)
         session.first_token_ns = session.first_token_ns or time.monotonic_ns()
         algorithm = work.assignment.drafter.algorithm if drafted and work.assignment is not None else None
         if first_output:
-            self._scheduler.share(session)
+            self._scheduler.pages.share(session)
         said = Committed(
             session, taken, accepted, None if first_output else drafted, algorithm, session.finish is not None,
             tree=self._verified_tree(work, accepted, step_us) if session.include_trees and drafted else None,

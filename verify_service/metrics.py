@@ -105,8 +105,8 @@ def _read_requests(reading: Reading, engine: StepLoop, calls: CallTotals) -> Non
     for result, number in counts.items():
         reading.add("outrider_grammar_total", number, result)
     reading.add_buckets("outrider_grammar_compilation_time_seconds", grammars.compile_s)
-    total, free = scheduler.pool.num_pages, scheduler.pool.num_free
-    cached = max(0, scheduler.num_available - free)
+    total, free = scheduler.pages.pool.num_pages, scheduler.pages.pool.num_free
+    cached = max(0, scheduler.pages.num_available - free)
     used = max(0, total - free - cached)
     for state, number in (("used", used), ("cached", cached), ("free", free)):
         reading.add("outrider_kv_pages", number, state)

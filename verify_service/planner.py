@@ -206,7 +206,7 @@ class Planner:
             match = work.assignment.match if work.assignment is not None else None
             if match is None or not work.samples or work.num_rows != 1:
                 continue
-            spare = self._scheduler.take_spare_slots(work.session, 1, len(match.tree))
+            spare = self._scheduler.pages.take_spare_slots(work.session, 1, len(match.tree))
             match = match.kept(len(spare), work.session.remaining)
             if len(match.tree):
                 work.verify(match, spare[: len(match.tree)])

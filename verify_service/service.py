@@ -143,6 +143,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
     ) -> verify_pb2.VerifyServiceGetServerInfoResponse:
         """What is served, its limits, and counters since start."""
         scheduler = self._engine.scheduler
+        pages = scheduler.pages
         drafters = [stream.drafter for stream in self._streams if stream.drafter is not None]
         counters = self._engine.counters
         return verify_pb2.VerifyServiceGetServerInfoResponse(
@@ -156,14 +157,14 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
                 max_running_requests=self._args.max_running_requests,
                 max_queued_requests=self._args.max_queued_requests,
                 max_choices=self._args.most_choices,
-                max_total_tokens=scheduler.pool.num_pages * scheduler.pool.page_size,
+                max_total_tokens=pages.pool.num_pages * pages.page_size,
             ),
             state=verify_pb2.EngineState(
                 running_requests=len(scheduler.running),
                 queued_requests=len(scheduler.waiting),
-                total_pages=scheduler.pool.num_pages,
-                free_pages=max(0, scheduler.num_available),  # counted while the engine moves pages
-                page_size=scheduler.pool.page_size,
+                total_pages=pages.pool.num_pages,
+                free_pages=max(0, pages.num_available),  # counted while the engine moves pages
+                page_size=pages.page_size,
                 generation_tokens_per_s=counters.tokens_per_s,
                 steps=counters.steps,
                 preemptions=scheduler.num_preemptions,

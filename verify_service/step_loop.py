@@ -207,11 +207,11 @@ class StepLoop:
 
     def _count(self, sent: int, elapsed_ns: int) -> None:
         self.counters.count(sent, elapsed_ns)
-        pool = self.scheduler.pool
+        pages = self.scheduler.pages
         self._decode_log.step(
             running=len(self.scheduler.running), waiting=len(self.scheduler.waiting),
-            tokens=(pool.num_pages - self.scheduler.num_available) * pool.page_size,
-            pool_tokens=pool.num_pages * pool.page_size,
+            tokens=(pages.pool.num_pages - pages.num_available) * pages.page_size,
+            pool_tokens=pages.pool.num_pages * pages.page_size,
         )  # fmt: skip
 
     def _run_apart(self, works: list[Work], error: Exception) -> None:
@@ -232,7 +232,7 @@ class StepLoop:
                 if ends_the_engine(failure):
                     raise
                 log.error("a step failed for one session", session=work.session.session_id, exc_info=failure)
-                self.scheduler.keep(work.session, work.slots, [])
+                self.scheduler.pages.keep(work.session, work.slots, [])
                 self._committer.fail(
                     work.session, Internal("this request cannot be computed; the server's log says why")
                 )
@@ -266,7 +266,7 @@ class StepLoop:
                 case ReadFeatures():
                     self._features.answer(self.drafters, command)
                 case FlushCache(answer):
-                    answer.set(self.scheduler.flush_cache())
+                    answer.set(self.scheduler.pages.flush_cache())
                 case Administer():
                     command.run(self.drafters)
                 case Stop():
@@ -294,7 +294,7 @@ class StepLoop:
         """Does what could wait: for clients, for the accounts, and for the end of the step of `works`."""
         if breath_s:  # in which the event loop, which needs the interpreter for it, sends what drafters were told
             time.sleep(breath_s)
-        self.scheduler.settle()
+        self.scheduler.pages.settle()
         self._committer.count()
         if self._responses:
             responses: Responses = [

@@ -178,8 +178,8 @@ async def running(target: Path, features: str = "none", *, lent_ms: float = 0.0,
     scheduler = step_loop.scheduler
     assert not scheduler.running
     assert not scheduler.waiting
-    assert scheduler.num_available == scheduler.pool.num_pages
-    scheduler.pool.check()
+    assert scheduler.pages.num_available == scheduler.pages.pool.num_pages
+    scheduler.pages.pool.check()
 
 
 async def until(done: Callable[[], object]) -> None:

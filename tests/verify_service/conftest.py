@@ -187,7 +187,7 @@ class Service:
     @property
     def num_free(self) -> int:
         """Pages that nobody holds, the prefix cache's own among them."""
-        return self.engine.scheduler.num_available
+        return self.engine.scheduler.pages.num_available
 
 
 Serve = Callable[..., Awaitable[Service]]

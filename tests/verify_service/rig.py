@@ -46,6 +46,7 @@ from verify_service.requests import RequestBounds, SessionFactory
 from verify_service.sampler import Sampler
 from verify_service.scheduler import Scheduler
 from verify_service.session import Session
+from verify_service.session_pages import SessionPages
 from verify_service.step_loop import Responses, StepLoop
 from verify_service.turns import Compute, Pause
 
@@ -221,23 +222,23 @@ class Rig:
     def check(self) -> None:
         """Checks that no page is in two hands and none is lost."""
         scheduler = self.loop.scheduler
-        scheduler.pool.check()
-        held = scheduler.cache.num_pages if scheduler.cache is not None else 0
+        scheduler.pages.pool.check()
+        held = scheduler.pages.cache.num_pages if scheduler.pages.cache is not None else 0
         for session in scheduler.running:
             held += len(session.pages) - (len(session.prefix.pages) if session.prefix is not None else 0)
-        assert held + scheduler.pool.num_free == scheduler.pool.num_pages
-        if scheduler.cache is not None:
-            scheduler.cache.check()
+        assert held + scheduler.pages.pool.num_free == scheduler.pages.pool.num_pages
+        if scheduler.pages.cache is not None:
+            scheduler.pages.cache.check()
 
     def check_whole(self) -> None:
         """Checks, after all has ended, that every page can be had again."""
         scheduler = self.loop.scheduler
         assert self.is_idle
-        assert scheduler.num_available == scheduler.pool.num_pages
-        if scheduler.cache is not None:
-            scheduler.cache.clear()
-        assert scheduler.pool.num_free == scheduler.pool.num_pages
-        scheduler.pool.check()
+        assert scheduler.pages.num_available == scheduler.pages.pool.num_pages
+        if scheduler.pages.cache is not None:
+            scheduler.pages.cache.clear()
+        assert scheduler.pages.pool.num_free == scheduler.pages.pool.num_pages
+        scheduler.pages.pool.check()
         for drafter in self.loop.drafters:
             assert not drafter.assignments
 
@@ -311,13 +312,10 @@ def build_rig(
     )
     pool = PagePool(pages, page_size)
     scheduler = Scheduler(
-        pool,
-        runner.slot_table,
+        SessionPages(pool, runner.slot_table, cache=RadixCache(pool) if cache else None, move=runner.move),
         max_running=max_running,
         max_queued=max_queued,
         chunk=chunk,
-        cache=RadixCache(pool) if cache else None,
-        move=runner.move,
         longest_prefix_first=longest_prefix_first,
     )
     inbox = ActingInbox(lambda: rig.act())

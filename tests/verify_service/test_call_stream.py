@@ -82,7 +82,7 @@ async def code_of_stream(caller: Caller) -> grpc.StatusCode:
 async def all_free(service: Service) -> None:
     """Returns when the engine has nothing to do; all pages must be free."""
     await service.inbox.idle()
-    assert service.num_free == service.engine.scheduler.pool.num_pages
+    assert service.num_free == service.engine.scheduler.pages.pool.num_pages
     await service.servicer.calls.idle.wait()
 
 

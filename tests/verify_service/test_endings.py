@@ -117,7 +117,7 @@ def test_what_a_poisoned_session_computed_is_not_shared() -> None:
     (sick,) = rig.submit(request([1, 2, 5], SamplingParams(temperature=0.0, max_tokens=4)))
     rig.run()
     assert sick.session_id in rig.errors
-    assert rig.loop.scheduler.pool.num_free == rig.loop.scheduler.pool.num_pages
+    assert rig.loop.scheduler.pages.pool.num_free == rig.loop.scheduler.pages.pool.num_pages
 
 
 def test_a_full_queue_refuses_a_request_whole_and_the_others_go_on() -> None:

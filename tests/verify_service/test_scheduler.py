@@ -19,6 +19,7 @@ from tests.verify_service.rig import build_factory
 from verify_service.requests import SessionFactory
 from verify_service.scheduler import _MOST_OVERTAKING, Scheduler
 from verify_service.session import Phase, Session
+from verify_service.session_pages import SessionPages
 
 VOCAB, CONTEXT, MAX_RUNNING, MAX_QUEUED, CHUNK = 3, 24, 3, 4, 5
 
@@ -29,14 +30,12 @@ def make_factory() -> SessionFactory:
 
 def make_scheduler(pages: int, page_size: int = 1, *, cache: bool = True, lpm: bool = False) -> Scheduler:
     pool = PagePool(pages, page_size)
+    table = np.full((MAX_RUNNING, CONTEXT), -1, np.int32)
     return Scheduler(
-        pool,
-        np.full((MAX_RUNNING, CONTEXT), -1, np.int32),
+        SessionPages(pool, table, cache=RadixCache(pool) if cache else None, move=lambda source, target: None),
         max_running=MAX_RUNNING,
         max_queued=MAX_QUEUED,
         chunk=CHUNK,
-        cache=RadixCache(pool) if cache else None,
-        move=lambda source, target: None,
         longest_prefix_first=lpm,
     )
 
@@ -59,8 +58,8 @@ def compute(scheduler: Scheduler, session: Session) -> None:
     """A step in which a running session computes all that it has."""
     slots = scheduler.take_slots(session, session.num_uncomputed)
     assert slots is not None
-    scheduler.keep(session, slots, list(range(len(slots))))
-    scheduler.settle()
+    scheduler.pages.keep(session, slots, list(range(len(slots))))
+    scheduler.pages.settle()
 
 
 class Machine(RuleBasedStateMachine):
@@ -70,7 +69,7 @@ class Machine(RuleBasedStateMachine):
     def start(self, page_size: int, spare: int, cache: bool, lpm: bool) -> None:
         pages = -(-CONTEXT // page_size) + spare // page_size
         self.scheduler = make_scheduler(pages, page_size, cache=cache, lpm=lpm)
-        self.scheduler._move = self.move
+        self.scheduler.pages._move = self.move
         self.factory = make_factory()
         self.written: list[tuple[int, ...]] = [()] * (pages * page_size)
         self.alive: list[Session] = []
@@ -120,9 +119,9 @@ class Machine(RuleBasedStateMachine):
     def admit(self) -> None:
         """Where none is admitted, none could be if all were looked at anew."""
         if not self.scheduler.admit():
-            noted, self.scheduler._too_little = self.scheduler._too_little, None
+            noted, self.scheduler._fruitless = self.scheduler._fruitless, None
             assert not self.scheduler.admit()
-            self.scheduler._too_little = noted
+            self.scheduler._fruitless = noted
 
     def finish_step(self, session: Session, slots: list[int], data: st.DataObject) -> None:
         """A chunk, or the newest token with a tree of which a path is accepted."""
@@ -130,11 +129,11 @@ class Machine(RuleBasedStateMachine):
         rows, start = list(range(len(slots))), session.kv_len
         if session.num_uncomputed > len(slots):
             self.write(slots, [known[: start + row + 1] for row in rows])
-            scheduler.keep(session, slots, rows)
-            scheduler.settle()
+            scheduler.pages.keep(session, slots, rows)
+            scheduler.pages.settle()
             return
         nodes = data.draw(st.integers(0, 4)) if len(slots) == 1 and session.output_len else 0
-        spare = scheduler.take_spare_slots(session, len(slots), min(nodes, session.remaining - 1))
+        spare = scheduler.pages.take_spare_slots(session, len(slots), min(nodes, session.remaining - 1))
         path = data.draw(st.lists(st.integers(0, len(spare) - 1), unique=True).map(sorted)) if len(spare) else []
         tokens = data.draw(st.lists(st.integers(0, VOCAB - 1), min_size=len(path) + 1, max_size=len(path) + 1))
         self.write(slots, [known[: start + row + 1] for row in rows])
@@ -143,10 +142,10 @@ class Machine(RuleBasedStateMachine):
         is_first = session.output_len == 0
         taken = session.commit(tokens)
         kept = [len(slots) + node for node in path][: len(taken) - 1]
-        scheduler.keep(session, [*slots, *spare], [*rows, *kept])
-        scheduler.settle()
+        scheduler.pages.keep(session, [*slots, *spare], [*rows, *kept])
+        scheduler.pages.settle()
         if is_first:
-            scheduler.share(session)
+            scheduler.pages.share(session)
         if session.finish is not None:
             self.remove(session)
 
@@ -168,7 +167,7 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def each_slot_holds_what_its_session_says(self) -> None:
         for session in self.scheduler.running:
-            slots = self.scheduler.slot_table[session.table_row, : session.kv_len].tolist()
+            slots = self.scheduler.pages.slot_table[session.table_row, : session.kv_len].tolist()
             known = session.committed.tolist()
             assert [self.written[slot] for slot in slots] == [tuple(known[: i + 1]) for i in range(len(slots))]
 
@@ -179,13 +178,13 @@ class Machine(RuleBasedStateMachine):
         for session in scheduler.running:
             shared = len(session.prefix.pages) if session.prefix is not None else 0
             own += session.pages[shared:]
-            assert len(session.pages) == -(-session.kv_len // scheduler.pool.page_size)
+            assert len(session.pages) == -(-session.kv_len // scheduler.pages.pool.page_size)
         assert len(set(own)) == len(own)
-        cached = scheduler.cache.num_pages if scheduler.cache is not None else 0
-        assert len(own) + cached + scheduler.pool.num_free == scheduler.pool.num_pages
-        scheduler.pool.check()
-        if scheduler.cache is not None:
-            scheduler.cache.check()
+        cached = scheduler.pages.cache.num_pages if scheduler.pages.cache is not None else 0
+        assert len(own) + cached + scheduler.pages.pool.num_free == scheduler.pages.pool.num_pages
+        scheduler.pages.pool.check()
+        if scheduler.pages.cache is not None:
+            scheduler.pages.cache.check()
 
     @invariant()
     def every_session_is_in_one_place(self) -> None:
@@ -203,10 +202,10 @@ class Machine(RuleBasedStateMachine):
         for session in list(self.alive):
             self.remove(session)
         scheduler = self.scheduler
-        assert scheduler.num_available == scheduler.pool.num_pages
-        if scheduler.cache is not None:
-            scheduler.cache.clear()
-        assert scheduler.pool.num_free == scheduler.pool.num_pages
+        assert scheduler.pages.num_available == scheduler.pages.pool.num_pages
+        if scheduler.pages.cache is not None:
+            scheduler.pages.cache.clear()
+        assert scheduler.pages.pool.num_free == scheduler.pages.pool.num_pages
         assert sorted(scheduler._rows) == list(range(MAX_RUNNING))
 
 
@@ -259,7 +258,7 @@ def test_of_choices_with_one_prompt_the_first_computes_it_and_the_others_share_i
     first = sessions[0]
     compute(scheduler, first)
     first.commit([2])
-    scheduler.share(first)
+    scheduler.pages.share(first)
     assert scheduler.admit() == sessions[1:]
     assert [session.cached_len for session in sessions] == [0, 4, 4]
     assert [session.num_uncomputed for session in sessions] == [1, 1, 1]
@@ -339,7 +338,7 @@ def test_without_a_free_row_no_prefix_is_looked_up(monkeypatch: pytest.MonkeyPat
     scheduler.submit(running)
     assert scheduler.admit() == running
     scheduler.submit(make_sessions(factory, [0, 1, 2, 0]))
-    monkeypatch.setattr(scheduler.cache, "match", pytest.fail)
+    monkeypatch.setattr(scheduler.pages.cache, "match", pytest.fail)
     assert scheduler.admit() == []
 
 
@@ -351,9 +350,9 @@ def test_while_pages_are_short_no_prefix_is_looked_up_again(lpm: bool) -> None:
     assert scheduler.admit() == [old, short]
     compute(scheduler, old)
     scheduler.submit(make_sessions(factory, [2] * 10))
-    assert scheduler.cache is not None
-    match, looked_up = scheduler.cache.match, list[int]()
-    scheduler.cache.match = lambda tokens, salt=b"": looked_up.append(len(tokens)) or match(tokens, salt)
+    assert scheduler.pages.cache is not None
+    match, looked_up = scheduler.pages.cache.match, list[int]()
+    scheduler.pages.cache.match = lambda tokens, salt=b"": looked_up.append(len(tokens)) or match(tokens, salt)
     assert scheduler.admit() == []
     assert looked_up
     looked_up.clear()
@@ -390,7 +389,7 @@ def test_who_can_begin_though_no_page_was_freed_does(change: str) -> None:
         scheduler.remove(first)
         assert scheduler.admit() == [second]
     elif change == "cached":
-        scheduler.share(old)
+        scheduler.pages.share(old)
         assert scheduler.admit()[0] is first
     else:
         scheduler.preempt(short)
@@ -431,8 +430,8 @@ def test_who_was_overtaken_often_enough_goes_before_longer_prefixes() -> None:
 def test_who_was_overtaken_often_enough_goes_next_however_many_begin_at_once() -> None:
     pool, factory = PagePool(2000, 1), make_factory()
     scheduler = Scheduler(
-        pool, np.full((90, CONTEXT), -1, np.int32), max_running=90, max_queued=100, chunk=CHUNK, cache=RadixCache(pool),
-        longest_prefix_first=True,
+        SessionPages(pool, np.full((90, CONTEXT), -1, np.int32), cache=RadixCache(pool)),
+        max_running=90, max_queued=100, chunk=CHUNK, longest_prefix_first=True,
     )  # fmt: skip
     (known,) = make_sessions(factory, [0, 1, 2, 0])
     scheduler.submit([known])

@@ -173,7 +173,7 @@ async def begin(service: Service, params: SamplingParams = LONG) -> Any:
     call = service.stub.Generate(request(prompt_of(40, 32), params))
     await anext(aiter(call))
     await service.gate.at_step()
-    assert service.num_free < service.engine.scheduler.pool.num_pages
+    assert service.num_free < service.engine.scheduler.pages.pool.num_pages
     return call
 
 
@@ -187,7 +187,7 @@ async def test_a_cancelled_call_has_its_pages_back_within_one_step(serve: Serve,
     steps = service.runner.steps
     service.gate.open()
     await service.inbox.idle()
-    assert service.num_free == service.engine.scheduler.pool.num_pages
+    assert service.num_free == service.engine.scheduler.pages.pool.num_pages
     assert service.runner.steps == steps + 1  # the one that was under way
 
 
@@ -219,7 +219,7 @@ async def test_a_passed_deadline_ends_the_work_and_not_only_the_reply(serve: Ser
     await service.inbox.until(lambda: Cancel in service.inbox.kinds)
     service.gate.open()
     await service.inbox.idle()
-    assert service.num_free == service.engine.scheduler.pool.num_pages
+    assert service.num_free == service.engine.scheduler.pages.pool.num_pages
     assert service.runner.steps == 1
 
 
