@@ -12,13 +12,13 @@ import grpc
 import grpc.aio
 
 from draft_service.arrivals import Arrivals
-from draft_service.backoff import Backoff
 from draft_service.drafting import Drafting
 from draft_service.fetching import FeatureFetcher
 from draft_service.framing import released
 from draft_service.reading import Arrival, RoundStream, by_kind, next_frame, read
 from draft_service.sessions import SessionTable
 from outrider import rpc
+from outrider.backoff import Backoff
 from outrider.busy_poll import BusyPoll
 from outrider.dialing import Dial
 from outrider.errors import (

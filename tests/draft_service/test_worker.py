@@ -17,7 +17,6 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
-from draft_service.backoff import Backoff
 from draft_service.drafters.base import Drafter
 from draft_service.drafters.ngram import NgramDrafter
 from draft_service.drafting import Drafting
@@ -29,6 +28,7 @@ from draft_service.worker import Worker
 from outrider import rpc
 from outrider.args import DraftArgs, GatewayArgs
 from outrider.args.links import check_address
+from outrider.backoff import Backoff
 from outrider.errors import FailedPrecondition, ResourceExhausted, StartupError
 from outrider.resolving import endpoints_of
 from outrider.row_ring import HEADER_BYTES, RowRing
