@@ -10,22 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from outrider import template_worker
 from outrider.errors import InvalidArgument, OutriderError, StartupError, Unavailable
 from outrider.telemetry import get_logger
-from outrider.template_worker import (
-    COMMAND,
-    HEADER_BYTES,
-    TIME_LIMIT_S,
-    Failed,
-    Load,
-    Loaded,
-    Render,
-    Rendered,
-    Reply,
-    body_size,
-    frame,
-    reply_of,
-)  # fmt: skip
+from outrider.template_worker import TIME_LIMIT_S, Failed, Load, Loaded, Render, Rendered, Reply, frame
 from outrider.text_files import DEFAULT, TOOL_USE, find_templates, token_variables
 
 log = get_logger(__name__)
@@ -80,7 +68,7 @@ class _Worker:
             raise
         end = theirs.fileno()
         try:
-            process = subprocess.Popen(COMMAND, stdin=end, stdout=end, env={})  # noqa: ASYNC220
+            process = subprocess.Popen(template_worker.COMMAND, stdin=end, stdout=end, env={})  # noqa: ASYNC220
         except BaseException:
             writer.close()
             raise
@@ -90,8 +78,8 @@ class _Worker:
         """One exchange; EOFError or OSError when the process is gone."""
         self.writer.write(frame(request))
         await self.writer.drain()
-        size = body_size(await self.reader.readexactly(HEADER_BYTES))
-        return reply_of(await self.reader.readexactly(size))
+        size = template_worker.body_size(await self.reader.readexactly(template_worker.HEADER_BYTES))
+        return template_worker.reply_of(await self.reader.readexactly(size))
 
     async def kill(self) -> None:
         """Ends the process and waits for it."""

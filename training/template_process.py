@@ -11,21 +11,9 @@ import weakref
 from collections.abc import Mapping
 from typing import Any, Final
 
+from outrider import template_worker
 from outrider.errors import StartupError
-from outrider.template_worker import (
-    COMMAND,
-    HEADER_BYTES,
-    TIME_LIMIT_S,
-    Failed,
-    Load,
-    Loaded,
-    Render,
-    Rendered,
-    Reply,
-    body_size,
-    frame,
-    reply_of,
-)  # fmt: skip
+from outrider.template_worker import TIME_LIMIT_S, Failed, Load, Loaded, Render, Rendered, Reply, frame
 
 # Far above the longest context, far below the memory that the process may take.
 MAX_CHARS: Final = 2**23
@@ -103,7 +91,7 @@ class _Worker:
         with theirs:
             # A session of its own: Ctrl-C and signals to our group are for us, who finish what is under way.
             end = theirs.fileno()
-            process = subprocess.Popen(COMMAND, stdin=end, stdout=end, env={}, start_new_session=True)
+            process = subprocess.Popen(template_worker.COMMAND, stdin=end, stdout=end, env={}, start_new_session=True)
         # Its own alarm comes before this, unless the process is stopped.
         ours.settimeout(2 * TIME_LIMIT_S)
         self._process, self._pipe = process, ours
@@ -116,7 +104,8 @@ class _Worker:
     def ask(self, request: Load | Render) -> Reply:
         """One exchange; EOFError or OSError when the process is gone."""
         self._pipe.sendall(frame(request))
-        return reply_of(self._read(body_size(self._read(HEADER_BYTES))))
+        size = template_worker.body_size(self._read(template_worker.HEADER_BYTES))
+        return template_worker.reply_of(self._read(size))
 
     def _read(self, size: int) -> bytes:
         found = bytearray()
