@@ -615,19 +615,6 @@ async def test_wrong_addresses_are_refused(address: str) -> None:
         DraftArgs.parse(["--verify-address", address])
 
 
-async def test_waits_double_up_to_a_limit_and_are_spread() -> None:
-    backoff = Backoff(rng=random.Random(1))
-    waits = [backoff.next_s() for _ in range(40)]
-    assert all(0.5 * 0.1 * 2**n <= wait <= 0.1 * 2**n for n, wait in enumerate(waits[:5]))
-    assert all(2.5 <= wait <= 5.0 for wait in waits[6:])
-    assert len(set(waits)) == len(waits)
-    assert 15.0 <= backoff.next_s(refused=True) <= 30.0
-    backoff.lasted(0.5)
-    assert backoff.next_s() >= 2.5
-    backoff.lasted(2.0)
-    assert backoff.next_s() <= 0.1
-
-
 def _packed(*tokens: int) -> bytes:
     return b"".join(token.to_bytes(4, "little") for token in tokens)
 
