@@ -17,6 +17,7 @@ from outrider.errors import Unavailable
 from outrider.grpc_thread import let_grpc_in_first
 from outrider.placement import Placement
 from outrider.process_tuning import keep_steady
+from outrider.stopping import first_of
 from outrider.telemetry import announce
 from outrider.v1 import verify_pb2_grpc
 from verify_service.app import build_servicer, build_step_loop
@@ -77,6 +78,4 @@ async def work(worker: Worker) -> None:
 async def _ready_until(told: asyncio.Event, doing: asyncio.Task[None]) -> None:
     """Says that it is ready, and returns when it is told to end, or when what it does has ended."""
     announce("ready")
-    telling = asyncio.create_task(told.wait())
-    await asyncio.wait([telling, doing], return_when=asyncio.FIRST_COMPLETED)
-    telling.cancel()
+    await first_of(told.wait(), doing)

@@ -26,7 +26,7 @@ from outrider.placement import Placement
 from outrider.preflight import check_before_load
 from outrider.process_tuning import keep_steady
 from outrider.row_ring import host_id
-from outrider.stopping import Stopping, stopped_by_signals
+from outrider.stopping import Stopping, first_of, stopped_by_signals
 from outrider.strangers import Strangers
 from outrider.telemetry import announce, configure_logging, get_logger
 from outrider.tracing import tracing_of
@@ -168,10 +168,9 @@ async def _serve(args: DraftArgs, drafting: Drafting, stop: Stopping, dial: Dial
             if metrics_address is not None:
                 announce(f"draft tells metrics at {metrics_address}")
             working = asyncio.create_task(worker.run())
-            await _first_of(working, asyncio.create_task(stop.asked.wait()))
+            await first_of(working, stop.asked.wait())
             rpc.set_serving(health, [SERVICE], False)
-            draining = asyncio.create_task(worker.drain(args.shutdown_grace_s))
-            await _first_of(draining, asyncio.create_task(stop.hurry.wait()))
+            await first_of(worker.drain(args.shutdown_grace_s), stop.hurry.wait())
             await server.stop(grace=None)
         if not working.done():
             return 0
@@ -187,7 +186,3 @@ def _is_on_device(args: DraftArgs) -> bool:
     from engine.devices import pick_device  # here: torch's
 
     return pick_device(args.device).type != "cpu"
-
-
-async def _first_of(*tasks: asyncio.Task[object]) -> None:
-    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

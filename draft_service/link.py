@@ -12,13 +12,13 @@ import grpc
 import grpc.aio
 
 from draft_service.arrivals import Arrivals
-from draft_service.backoff import Backoff
 from draft_service.drafting import Drafting
 from draft_service.fetching import FeatureFetcher
 from draft_service.framing import released
 from draft_service.reading import Arrival, RoundStream, by_kind, next_frame, read
 from draft_service.sessions import SessionTable
 from outrider import rpc
+from outrider.backoff import Backoff
 from outrider.busy_poll import BusyPoll
 from outrider.dialing import Dial
 from outrider.errors import (
@@ -32,11 +32,10 @@ from outrider.errors import (
 from outrider.row_ring import RowReader
 from outrider.telemetry import get_logger
 from outrider.v1 import common_pb2, draft_pb2, verify_pb2, verify_pb2_grpc
-from outrider.wire import WIRE_VERSION
+from outrider.wire import ENLIST_TIMEOUT_S, WIRE_VERSION
 
 log = get_logger(__name__)
 
-ENLIST_TIMEOUT_S = 10.0
 ROUNDS_IN_FLIGHT = 64  # read and not yet applied; gRPC's flow control holds back the rest
 
 # What only a restart, on either side, can mend.

@@ -15,7 +15,7 @@ from outrider.row_ring import RowReader
 from outrider.tree import TokenTree
 from outrider.tree_limits import MAX_WISH, WISHES
 from outrider.v1 import common_pb2, verify_pb2
-from outrider.wire import INT31_MAX, Ids, check_token_ids, unpack_ids
+from outrider.wire import INT31_MAX, MAX_NAME_CHARS, Ids, check_token_ids, unpack_ids
 
 MAX_PREDICTION_TOKENS = 65_536
 
@@ -168,7 +168,7 @@ class Session:
             corpus_scope=opened.corpus_scope,
             prediction=prediction,
             tokens=tokens,
-            traceparent=opened.traceparent[:256],
+            traceparent=opened.traceparent[:MAX_NAME_CHARS],
         )
 
 

@@ -7,9 +7,9 @@ import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from draft_service.backoff import Backoff
 from draft_service.drafting import Drafting
 from draft_service.link import Identity, VerifyLink
+from outrider.backoff import Backoff
 from outrider.dialing import Dial
 from outrider.resolving import LookUp, Resolver, endpoints_of
 from outrider.rpc import create_channel

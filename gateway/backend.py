@@ -16,7 +16,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from gateway.affinity import PromptKeys
-from gateway.calls import Broken, NotOffered
+from gateway.call_failures import Broken, NotOffered
 from gateway.merge import merge
 from gateway.replica import Replica
 from gateway.replicas import ReplicaSet

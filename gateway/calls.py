@@ -16,38 +16,16 @@ from typing import Protocol
 import grpc
 import grpc.aio
 
+from gateway.call_failures import Broken, NotOffered, broken, failure_of_end, failure_of_rpc
 from outrider.dialing import terms_of
-from outrider.errors import ENGINE_FAILED, DeadlineExceeded, Internal, OutriderError
+from outrider.errors import DeadlineExceeded
 from outrider.rpc import error_from_rpc, is_lost
-from outrider.statuses import code_of, error_of
-from outrider.telemetry import get_logger
 from outrider.tracing import TRACEPARENT, call_metadata, metadata_value
 from outrider.v1 import verify_pb2, verify_pb2_grpc
 from outrider.wire import MAX_ENTRIES
 
-log = get_logger(__name__)
-
-# The last two are of the gateway's own token, which is not the client's: its probes will find out, another may take it.
-# UNKNOWN is of what lies between; verify has a status for everything.
-_BREAKS = frozenset({
-    grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN,
-    grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED,
-})  # fmt: skip
 _LARGE_BYTES = 1 << 20  # of a request, which then has a message, and a call, of its own
 _FRAME_BYTES = 4 << 20
-
-
-class Broken(Exception):
-    """A call ended before its output did; another replica may go on. `engine`: since the engine failed."""
-
-    def __init__(self, reason: str, *, engine: bool = False) -> None:
-        super().__init__(reason)
-        self.engine = engine
-
-
-class NotOffered(Exception):
-    """The stream ended before a word came: the service knows no streams of many calls, or gRPC lost why it ended. Made
-    alone, the call gets its answer."""
 
 
 class Call(Protocol):
@@ -110,7 +88,7 @@ class _CallAlone:
         try:
             response = await self._rpc.read()
         except grpc.aio.AioRpcError as error:
-            raise _failure_of_rpc(error) from error
+            raise failure_of_rpc(error) from error
         return [response] if isinstance(response, verify_pb2.GenerateResponse) else []
 
     def close(self) -> None:
@@ -256,7 +234,7 @@ class _Stream:
             elif is_lost(failed) and not heard:
                 end = NotOffered
             else:  # whatever befell the stream says nothing of one call: what verify answers that comes as its end
-                end = partial(_broken, failed.code(), error_from_rpc(failed))
+                end = partial(broken, failed.code(), error_from_rpc(failed))
         finally:
             self.ended = True
             calls, self._calls = self._calls, {}
@@ -276,32 +254,8 @@ class _Stream:
                     response = verify_pb2.GenerateResponse.FromString(response.SerializeToString())
                 call.put(response)
             if output.HasField("end"):
-                failure = call.context.run(_failure_of, output.end)
+                failure = call.context.run(failure_of_end, output.end)
                 del self._calls[output.call]  # not before: a call that is not among them is ended by nobody
                 call.end(failure)
                 if self.ended and not self._calls:
                     self._news.set()
-
-
-def _failure_of_rpc(error: grpc.aio.AioRpcError) -> Exception:
-    return _failure(error.code(), error_from_rpc(error))
-
-
-def _failure_of(end: verify_pb2.CallEnd) -> Exception | None:
-    """Why a call ended too early, if it did."""
-    code = code_of(end.code)
-    return None if code is grpc.StatusCode.OK else _failure(code, error_of(code, end.message, end.details))
-
-
-def _failure(code: grpc.StatusCode, error: OutriderError) -> Exception:
-    """Broken where the replica went away, what verify answered otherwise."""
-    if code in _BREAKS:
-        return _broken(code, error)
-    if isinstance(error, Internal) and error.code is None:  # not verify's, whose text is for clients
-        log.error("a call failed", status=code.name, reason=error.message)
-        return Internal("The verify service failed on this request.")
-    return error
-
-
-def _broken(code: grpc.StatusCode, error: OutriderError) -> Broken:
-    return Broken(error.message or code.name, engine=error.code == ENGINE_FAILED)

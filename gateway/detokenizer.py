@@ -10,11 +10,12 @@ from __future__ import annotations
 import codecs
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from tokenizers import Tokenizer
+
+from gateway.decoder_rules import byte_piece, fallback_rule, is_byte_level
 
 PieceT = TypeVar("PieceT")
 
@@ -194,11 +195,11 @@ def detokenizer_factory(tokenizer: Tokenizer) -> DetokenizerFactory:
     """The exact kind for this tokenizer's decoder; the tables are built once, here."""
     decoder = json.loads(tokenizer.to_str())["decoder"]
     special = {added.content: token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special}
-    if _is_byte_level(decoder):
-        table = _table(tokenizer, _byte_piece, b"")
+    if is_byte_level(decoder):
+        table = _table(tokenizer, byte_piece, b"")
         make = _from_table(ByteDetokenizer, [_whole(piece) for piece in table], "")
         return DetokenizerFactory(special, make, lambda token: table[token] if token < len(table) else b"")
-    if (rule := _fallback_rule(decoder)) is not None:
+    if (rule := fallback_rule(decoder)) is not None:
         pieces = _table(tokenizer, rule.piece, None)
         make = _from_table(lambda table: FallbackDetokenizer(table, rule.strip), pieces, None)
         return DetokenizerFactory(special, make, lambda token: _as_bytes(pieces[token]) if token < len(pieces) else b"")
@@ -237,76 +238,3 @@ def _from_table(
         return lambda: kind(shown)
 
     return maker
-
-
-# ---- Byte-level BPE
-
-
-def _is_byte_level(decoder: dict[str, Any] | None) -> bool:
-    if decoder is None:
-        return False
-    if decoder["type"] == "Sequence":
-        kinds = [step["type"] for step in decoder["decoders"]]
-        return kinds in (["ByteLevel"], ["ByteLevel", "Fuse"], ["Fuse", "ByteLevel"])
-    return decoder["type"] == "ByteLevel"
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's bytes as characters: printable Latin-1 stands for itself, the rest for U+0100 and up in order."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in set(printable)]
-    alphabet = {chr(byte): byte for byte in printable}
-    alphabet.update({chr(0x100 + index): byte for index, byte in enumerate(others)})
-    return alphabet
-
-
-_BYTES = _byte_alphabet()
-
-
-def _byte_piece(text: str) -> bytes:
-    """A token that is not written in the alphabet (an added one with a space in it) stands for itself."""
-    try:
-        return bytes(_BYTES[char] for char in text)
-    except KeyError:
-        return text.encode()
-
-
-# ---- Sentencepiece style
-
-
-@dataclass(frozen=True, slots=True)
-class _FallbackRule:
-    """What the decoder does: replacements within a piece, `<0xNN>` pieces, leading spaces of the whole."""
-
-    replacements: tuple[tuple[str, str], ...]
-    strip: int
-
-    def piece(self, text: str) -> str | int:
-        """A piece as its text, or as its byte."""
-        for old, new in self.replacements:
-            text = text.replace(old, new)
-        if len(text) == 6 and text.isascii() and text.startswith("<0x") and text.endswith(">"):
-            try:
-                return int(text[3:5], 16)
-            except ValueError:
-                return text
-        return text
-
-
-def _fallback_rule(decoder: dict[str, Any] | None) -> _FallbackRule | None:
-    """The rule of a decoder made of Replace*, ByteFallback, Fuse, Strip (the start only); None for another."""
-    if decoder is None or decoder["type"] != "Sequence":
-        return None
-    steps = list(decoder["decoders"])
-    replacements: list[tuple[str, str]] = []
-    while steps and steps[0]["type"] == "Replace" and "String" in steps[0]["pattern"]:
-        step = steps.pop(0)
-        replacements.append((step["pattern"]["String"], step["content"]))
-    kinds = [step["type"] for step in steps]
-    if kinds not in (["ByteFallback", "Fuse"], ["ByteFallback", "Fuse", "Strip"]):
-        return None
-    if kinds[-1] != "Strip":
-        return _FallbackRule(tuple(replacements), 0)
-    strip = steps[-1]
-    only_leading_spaces = strip["stop"] == 0 and strip["content"] == " "
-    return _FallbackRule(tuple(replacements), strip["start"]) if only_leading_spaces else None

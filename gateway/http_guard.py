@@ -16,17 +16,17 @@ from typing import Any, cast
 import httptools
 from starlette.types import Message, Send
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from gateway.errors import NOT_BEGUN, HttpError, failure
+from gateway.errors import NOT_BEGUN, HttpError
 from gateway.exchange import ABORT_EXTENSION, STALL_LIMIT_S, WRITE_EXTENSION
+from gateway.http_refusals import MAX_HEADER_BYTES, fault_of_head, header_too_large, refusal
 from outrider.args.links import host_port
 from outrider.strangers import tcp_peer
 from outrider.telemetry import Throttle, get_logger
 
 log = get_logger(__name__)
 
-MAX_HEADER_BYTES = 32 * 1024  # of a request's headers, and again of its trailers
 _PIECE_BYTES = 8 * 1024  # what the parser gets at once, and may turn into requests that wait
 _lines = Throttle()
 
@@ -115,7 +115,7 @@ class GuardedProtocol(HttpToolsProtocol):
             if (self._in_headers or self._in_trailers) and self._refusal is None and not self._had_body:
                 self._header_bytes += len(self._piece)
                 if self._header_bytes > MAX_HEADER_BYTES:
-                    self._refuse(_header_too_large())
+                    self._refuse(header_too_large())
         self._piece = b""
         self._flow.has_enough = len(self._late) > HIGH_WATER_LIMIT
         if self._flow.has_enough:
@@ -158,13 +158,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._asks_upgrade = self.parser.should_upgrade()
         if self._asks_upgrade:
             return
-        if sum(len(name) + len(value) + 4 for name, value in self.headers) + len(self.url) > MAX_HEADER_BYTES:
-            self._stop_parsing(_header_too_large())
-        names = [name for name, _ in self.headers]
-        if b"transfer-encoding" in names and b"content-length" in names:
-            self._stop_parsing(HttpError(400, "A request has Content-Length or Transfer-Encoding, not both."))
-        if names.count(b"host") != 1 and self.parser.get_http_version() == "1.1":
-            self._stop_parsing(HttpError(400, "A request of HTTP/1.1 has one Host header."))  # RFC 9112, 3.2
+        if (fault := fault_of_head(self.url, self.headers, self.parser.get_http_version())) is not None:
+            self._stop_parsing(fault)
         extensions, before = self.scope.setdefault("extensions", {}), self.cycle
         super().on_headers_complete()
         if self.cycle is not before:
@@ -237,14 +232,8 @@ class GuardedProtocol(HttpToolsProtocol):
                 "refused a connection", peer=self._peer, status=error.http_status, reason=error.message,
                 request_id=request_id,
             )  # fmt: skip
-        failed = failure(error)
-        headers = [
-            b"x-request-id: %b\r\n" % request_id.encode(), b"openai-processing-ms: 0\r\n",
-            b"content-type: application/json\r\n", b"content-length: %d\r\n" % len(failed.body),
-            b"connection: close\r\n", *(f"{name}: {value}\r\n".encode() for name, value in failed.headers), b"\r\n",
-        ]  # fmt: skip
         if not any(cycle.response_started for cycle in self._open):  # else it would stand within an answer
-            self.transport.write(b"".join([STATUS_LINE[failed.status], *headers, failed.body]))
+            self.transport.write(refusal(error, request_id))
         self.transport.close()
 
     # ---- The clocks
@@ -306,7 +295,3 @@ async def _send_until_close(cycle: RequestResponseCycle, send: Send, message: Me
     elif cycle.chunked_encoding is False and cycle.expected_content_length == 0:
         cycle.expected_content_length = len(message.get("body", b""))
     await send(message)
-
-
-def _header_too_large() -> HttpError:
-    return HttpError(431, f"The request's headers are larger than {MAX_HEADER_BYTES} bytes.")

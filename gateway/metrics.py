@@ -8,17 +8,25 @@ from __future__ import annotations
 
 import collections
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 from prometheus_client import Counter, Gauge, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from gateway.replicas import ReplicaSet
 from outrider.algorithms import algorithm_name
 from outrider.metrics import SECONDS, Buckets, Families, Family, Reading, new_registry, reached, text
 from outrider.speculation_count import SpeculationCount
 
+REPLICA_FAMILIES = (
+    Family("outrider_verify_up", "gauge", "Whether a verify service takes sessions.", ("replica",)),
+    Family("outrider_requests_running", "gauge", "Sessions in the batch.", ("replica",)),
+    Family("outrider_requests_waiting", "gauge", "Sessions waiting.", ("replica",)),
+    Family("outrider_kv_pages", "gauge", "Pages of the KV pool.", ("replica", "state")),
+    Family("outrider_kv_usage_ratio", "gauge", "Pages in use, of all.", ("replica",)),
+    Family("outrider_preemptions_total", "counter", "Sessions sent back to the queue.", ("replica",)),
+    Family("outrider_drafter_up", "gauge", "Drafters that are enlisted.", ("replica", "algorithm")),
+)
 _EACH_TOKEN = (
     Family("outrider_generation_tokens_total", "counter", "Tokens given to clients."),
     Family("outrider_inter_token_latency_seconds", "histogram", "Between a choice's responses with tokens."),
@@ -31,7 +39,7 @@ class Metrics:
 
     def __init__(self, replicas: ReplicaSet) -> None:
         self.registry = registry = new_registry()
-        registry.register(_Replicas(replicas))
+        registry.register(Families(REPLICA_FAMILIES, partial(_read_replicas, replicas)))
 
         def counter(name: str, help: str, *labels: str) -> Counter:
             return Counter(f"outrider_{name}", help, labels, registry=registry)
@@ -99,44 +107,19 @@ class Stopwatch:
         self._metrics.whole.observe(time.monotonic() - self._began)
 
 
-class _Replicas(Collector):
+def _read_replicas(replicas: ReplicaSet, reading: Reading) -> None:
     """The state of each verify service, by its address."""
-
-    def __init__(self, replicas: ReplicaSet) -> None:
-        self._replicas = replicas
-
-    def describe(self) -> Iterable[Metric]:
-        """Nothing ahead: names come with the values."""
-        return ()
-
-    def collect(self) -> Iterator[Metric]:
-        """One family after the other."""
-        infos = self._replicas.infos
-        up = GaugeMetricFamily("outrider_verify_up", "Whether a verify service takes sessions.", labels=["replica"])
-        for address, serving in self._replicas.states:
-            up.add_metric([address], float(serving))
-        running = GaugeMetricFamily("outrider_requests_running", "Sessions in the batch.", labels=["replica"])
-        waiting = GaugeMetricFamily("outrider_requests_waiting", "Sessions waiting.", labels=["replica"])
-        pages = GaugeMetricFamily("outrider_kv_pages", "Pages of the KV pool.", labels=["replica", "state"])
-        usage = GaugeMetricFamily("outrider_kv_usage_ratio", "Pages in use, of all.", labels=["replica"])
-        preempted = CounterMetricFamily("outrider_preemptions", "Sessions sent back to the queue.", labels=["replica"])
-        for address, info in infos:
-            state = info.state
-            running.add_metric([address], state.running_requests)
-            waiting.add_metric([address], state.queued_requests)
-            used = state.total_pages - state.free_pages
-            pages.add_metric([address, "used"], used)
-            pages.add_metric([address, "free"], state.free_pages)
-            usage.add_metric([address], used / max(state.total_pages, 1))
-            preempted.add_metric([address], state.preemptions)
-        yield from (up, running, waiting, pages, usage, preempted)
-        yield from self._drafters()
-
-    def _drafters(self) -> Iterator[Metric]:
-        labels = ["replica", "algorithm"]
-        up = GaugeMetricFamily("outrider_drafter_up", "Drafters that are enlisted.", labels=labels)
-        for address, info in self._replicas.infos:
-            names = [algorithm_name(drafter.algorithm) for drafter in info.drafters]
-            for algorithm, number in collections.Counter(names).items():
-                up.add_metric([address, algorithm], number)
-        yield up
+    for address, serving in replicas.states:
+        reading.add("outrider_verify_up", float(serving), address)
+    for address, info in replicas.infos:
+        state = info.state
+        used = state.total_pages - state.free_pages
+        reading.add("outrider_requests_running", state.running_requests, address)
+        reading.add("outrider_requests_waiting", state.queued_requests, address)
+        reading.add("outrider_kv_pages", used, address, "used")
+        reading.add("outrider_kv_pages", state.free_pages, address, "free")
+        reading.add("outrider_kv_usage_ratio", used / max(state.total_pages, 1), address)
+        reading.add("outrider_preemptions_total", state.preemptions, address)
+        names = [algorithm_name(drafter.algorithm) for drafter in info.drafters]
+        for algorithm, number in collections.Counter(names).items():
+            reading.add("outrider_drafter_up", number, address, algorithm)

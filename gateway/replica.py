@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import grpc.aio
 
-from gateway.calls import Broken, Call, ReplicaCalls
+from gateway.call_failures import Broken
+from gateway.calls import Call, ReplicaCalls
 from outrider.stopping import cancelled
 from outrider.v1 import verify_pb2, verify_pb2_grpc
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Generator, Iterable
+from collections.abc import Container, Generator, Iterable
 from dataclasses import dataclass
 
 import grpc
@@ -20,8 +20,9 @@ import grpc.aio
 from gateway.addresses import Addresses
 from gateway.affinity import PrefixMap, PromptKeys
 from gateway.replica import Replica, ServerInfo
+from gateway.takers import takers_of
 from outrider.dialing import Dial
-from outrider.errors import RETRY_SOON_S, ResourceExhausted, StartupError, Unavailable
+from outrider.errors import StartupError
 from outrider.rpc import create_channel, error_from_rpc
 from outrider.stopping import cancelled
 from outrider.telemetry import get_logger
@@ -112,7 +113,7 @@ class ReplicaSet:
         self,
         *,
         numerics_id: str | None = None,
-        avoid: Iterable[Replica] = (),
+        avoid: Container[Replica] = (),
         prompt: PromptKeys | None = None,
         num_positions: int = 0,
         sure: bool = False,
@@ -126,23 +127,10 @@ class ReplicaSet:
         Unavailable without a replica, ResourceExhausted when all are full: for a new session also when what is left is
         for answers under way, which wait for it.
         """
-        candidates = [replica for replica in self.serving if replica not in avoid and not (sure and replica.doubtful)]
-        if not candidates:
-            raise Unavailable("No verify service is available.")
-        holding = [replica for replica in candidates if num_positions <= (replica.context_length or num_positions)]
-        if not holding:
-            raise Unavailable(f"No verify service that is up holds {num_positions} tokens of prompt and output.")
-        alike = [replica for replica in holding if not _differs(replica, numerics_id)]
-        if not alike:
-            raise Unavailable("No verify service computes as that which began this answer.")
-        kept = 0 if sure else self._num_waiting
-        with_room = [replica for replica in alike if not replica.is_full(kept)]
-        if not with_room:
-            most = sum(replica.max_queued for replica in alike)
-            raise ResourceExhausted(
-                f"The server is at its limit of {most} waiting requests.", retry_after_s=RETRY_SOON_S
-            )
-        alike = [replica for replica in with_room if not replica.doubtful] or with_room
+        alike = takers_of(
+            self.serving, numerics_id=numerics_id, avoid=avoid, num_positions=num_positions, sure=sure,
+            kept=0 if sure else self._num_waiting,
+        )  # fmt: skip
         least = min(alike, key=lambda replica: replica.load)
         if len(self._replicas) == 1 or prompt is None:
             return least
@@ -305,7 +293,3 @@ def _weight(code: grpc.StatusCode, state: grpc.ChannelConnectivity) -> int:
         return _LATE
     lost = code in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
     return _LOST if lost and state is not grpc.ChannelConnectivity.TRANSIENT_FAILURE else _DOWN
-
-
-def _differs(replica: Replica, numerics_id: str | None) -> bool:
-    return numerics_id is not None and replica.info is not None and replica.info.model.numerics_id != numerics_id

@@ -11,11 +11,11 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from gateway.tool_schemas import ToolCall, ToolChoice, Tools
-from outrider.wire import INT31_MAX, MAX_NAME_CHARS
+from outrider.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
+from outrider.wire import INT31_MAX, MAX_CHOICES, MAX_NAME_CHARS, MAX_TOP_LOGPROBS
 
 MAX_STOPS = 4
 MAX_STOP_CHARS = 256
-MAX_CHOICES = 128
 
 Temperature = Annotated[float, Meta(ge=0, le=2)]
 Probability = Annotated[float, Meta(ge=0, le=1)]
@@ -29,10 +29,10 @@ NumChoices = Annotated[int, Meta(ge=1, le=MAX_CHOICES)]
 StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 StopStrings = StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS)]
 TokenId = Annotated[int, Meta(ge=0, le=INT31_MAX)]
-StopTokenIds = Annotated[list[TokenId], Meta(max_length=64)]
+StopTokenIds = Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKEN_IDS)]
 TokenIds = Annotated[list[TokenId], Meta(min_length=1)]
-LogitBias = Annotated[dict[str, float], Meta(max_length=1024)]
-TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
+LogitBias = Annotated[dict[str, float], Meta(max_length=MAX_LOGIT_BIAS)]
+TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
 Metadata = Annotated[dict[str, Annotated[str, Meta(max_length=512)]], Meta(max_length=16)]
 StartLen = Annotated[int, Meta(ge=-1, le=INT31_MAX)]
 Priority = Annotated[int, Meta(ge=-(2**31), le=INT31_MAX)]

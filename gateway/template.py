@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import struct
 import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from outrider import template_worker
 from outrider.errors import InvalidArgument, OutriderError, StartupError, Unavailable
 from outrider.telemetry import get_logger
-from outrider.template_worker import Failed, Load, Loaded, Render, Rendered, Reply, frame
+from outrider.template_worker import TIME_LIMIT_S, Failed, Load, Loaded, Render, Rendered, Reply, frame
 from outrider.text_files import DEFAULT, TOOL_USE, find_templates, token_variables
 
 log = get_logger(__name__)
 
-RENDER_TIME_LIMIT_S = 5.0
 NUM_WORKERS = 2
 _SELF_TEST = [{"role": "user", "content": "Hello."}]
 _SELF_TEST_SYSTEM = {"role": "system", "content": "Be brief, please."}
@@ -71,10 +66,9 @@ class _Worker:
         except BaseException:
             ours.close()
             raise
-        command = [sys.executable, "-I", template_worker.__file__]
         end = theirs.fileno()
         try:
-            process = subprocess.Popen(command, stdin=end, stdout=end, env={})  # noqa: ASYNC220
+            process = subprocess.Popen(template_worker.COMMAND, stdin=end, stdout=end, env={})  # noqa: ASYNC220
         except BaseException:
             writer.close()
             raise
@@ -84,8 +78,8 @@ class _Worker:
         """One exchange; EOFError or OSError when the process is gone."""
         self.writer.write(frame(request))
         await self.writer.drain()
-        (size,) = struct.unpack(">I", await self.reader.readexactly(4))
-        return msgspec.json.decode(await self.reader.readexactly(size), type=Loaded | Rendered | Failed)
+        size = template_worker.body_size(await self.reader.readexactly(template_worker.HEADER_BYTES))
+        return template_worker.reply_of(await self.reader.readexactly(size))
 
     async def kill(self) -> None:
         """Ends the process and waits for it."""
@@ -105,7 +99,7 @@ class ChatTemplate:
 
     source: str
     variables: Mapping[str, str]
-    time_limit_s: float = RENDER_TIME_LIMIT_S
+    time_limit_s: float = TIME_LIMIT_S
     strings: tuple[str, ...] = ()
     takes_tools: bool = False
     takes_system: bool = True

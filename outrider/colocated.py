@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import dataclasses
 import importlib
+import time
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -20,6 +21,7 @@ import uvloop
 from outrider import env
 from outrider.args import DraftArgs, VerifyArgs
 from outrider.args.links import check_address
+from outrider.backoff import of_restarts
 from outrider.errors import StartupError
 from outrider.flags import flag_of
 from outrider.in_memory import InMemoryServer
@@ -37,8 +39,6 @@ _OF_ONE_APART = (
     "verify_address", "describe", "inspect", "verify_ssl_ca_certs", "verify_ssl_certfile", "verify_ssl_keyfile",
     "verify_ssl_server_name",
 )  # fmt: skip
-_FIRST_RESTART_S = 0.5
-_LAST_RESTART_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -122,21 +122,24 @@ async def _keep_drafting(
     args: DraftArgs, draft: Any, loaded: list[Any], stopping: Stopping, memory: InMemoryServer
 ) -> None:  # fmt: skip
     """Serves draft until it is told to stop. Once it has served, it is begun again when it fails, after pauses that
-    grow.
+    grow as long as it fails soon.
 
     loaded: what it begins with, which is taken out of it, so that nobody keeps its memory.
     """
     structlog.contextvars.bind_contextvars(service="draft")
+    backoff = of_restarts()
+    began_s = time.monotonic()
     failed = bool(await draft.serve(args, loaded.pop(), lambda: stopping, memory.dial))
-    pause_s = _FIRST_RESTART_S
     while failed and not stopping.asked.is_set():
+        backoff.lasted(time.monotonic() - began_s)
+        pause_s = backoff.next_s()
         log.error("drafting failed; it begins again", pause_s=pause_s)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(pause_s):
                 await stopping.asked.wait()
                 return
-        pause_s = min(2 * pause_s, _LAST_RESTART_S)
         free_what_ended()
+        began_s = time.monotonic()
         try:
             failed = bool(await draft.serve(args, draft.load(args), lambda: stopping, memory.dial))
         except Exception as error:

@@ -55,7 +55,7 @@ class Args:
     summary: ClassVar[str]
 
     def check(self) -> None:
-        """Raises StartupError naming the flag and the fix."""
+        """Raises StartupError naming the flag and the fix. Those of settings that are put together call super's."""
 
     def __post_init__(self) -> None:
         for spec in dataclasses.fields(self):

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import grpc
 import grpc.aio
 
+from outrider.rpc import kind_of
 from outrider.statuses import DETAILS_KEY, details_of, told_error
 from outrider.stopping import cancelled
 
@@ -207,8 +208,7 @@ class _Call:
         if handler is None:
             await self._context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
         told = self._asked if handler.request_streaming else request
-        shapes = {True: "stream", False: "unary"}
-        behaviour = getattr(handler, f"{shapes[handler.request_streaming]}_{shapes[handler.response_streaming]}")
+        behaviour = getattr(handler, kind_of(handler))
         if not handler.response_streaming:
             await self._answers.put(await behaviour(told, self._context))
             return

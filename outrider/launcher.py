@@ -115,12 +115,13 @@ async def _serve(
 ) -> int:  # fmt: skip
     features = await features_of(args, command)
     tokens = token_file(args.token_file, "--token-file")
+    grace_s = VerifyArgs.shutdown_grace_s if args.shutdown_grace_s is None else args.shutdown_grace_s
     with runtime_dir() as folder:
         verify = f"unix:{folder}/verify.sock"
         supervisor = Supervisor(
             parts_of(args, verify, f"unix:{folder}/draft.sock", port, command, features=features, metrics=metrics),
             startup_timeout_s=args.startup_timeout_s,
-            stop_timeout_s=args.drain_delay_s + args.shutdown_grace_s + _END_MARGIN_S,
+            stop_timeout_s=args.drain_delay_s + grace_s + _END_MARGIN_S,
         )
 
         async def report() -> None:

@@ -186,8 +186,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None:
             return handler
-        shape = {True: "stream", False: "unary"}
-        kind = f"{shape[handler.request_streaming]}_{shape[handler.response_streaming]}"
+        kind = kind_of(handler)
         behaviour = getattr(handler, kind)
         wrap = _wrap_stream if inspect.isasyncgenfunction(behaviour) else _wrap_unary
         if not (inspect.iscoroutinefunction(behaviour) or inspect.isasyncgenfunction(behaviour)):
@@ -200,6 +199,12 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             request_deserializer=read if read is None or handler.request_streaming else _readable(read),
             response_serializer=handler.response_serializer,
         )
+
+
+def kind_of(handler: grpc.RpcMethodHandler) -> str:
+    """Which of its four functions a handler has, by name: unary_unary, unary_stream, stream_unary, stream_stream."""
+    shapes = {True: "stream", False: "unary"}
+    return f"{shapes[handler.request_streaming]}_{shapes[handler.response_streaming]}"
 
 
 def _readable(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from outrider.telemetry import get_logger
@@ -20,6 +20,16 @@ async def cancelled(*tasks: asyncio.Task[Any]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def first_of(*waits: Coroutine[Any, Any, object] | asyncio.Task[Any], timeout_s: float | None = None) -> None:
+    """Returns when one of them has ended, or the time is up. Coroutines are then cancelled; tasks go on."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    own = set(tasks).difference(waits)
+    try:
+        await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        await cancelled(*(task for task in own if not task.done()))
 
 
 def leave_haste_to_supervisor() -> None:

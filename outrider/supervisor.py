@@ -19,14 +19,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from outrider import env
+from outrider.backoff import Backoff, of_restarts
 from outrider.child_output import ChildOutput, to_stderr
 from outrider.errors import StartupError
 from outrider.stopping import Stopping, leave_haste_to_supervisor, stop_signals
 
 _PR_SET_PDEATHSIG = 1
-_FIRST_RESTART_DELAY_S = 0.5
-_LAST_RESTART_DELAY_S = 30.0
-_STEADY_S = 60.0  # a part that ran this long starts its back-off anew
 _LAST_CHANCE_S = 1.0  # between SIGTERM for all that is left and SIGKILL
 
 
@@ -85,9 +83,9 @@ class Supervisor:
         startup_timeout_s: float,
         stop_timeout_s: float,
         output: Callable[[bytes], None] = to_stderr,
-        restart_delay_s: float = _FIRST_RESTART_DELAY_S,
+        backoff: Callable[[], Backoff] = of_restarts,
     ) -> None:
-        self._children = [_Child(part, output, self.say, restart_delay_s) for part in parts]
+        self._children = [_Child(part, output, self.say, backoff()) for part in parts]
         self._startup_timeout_s = startup_timeout_s
         self._stop_timeout_s = stop_timeout_s
         self._output = output
@@ -193,12 +191,12 @@ class _Child:
     """A part's process, the one after it if it is restarted, and the last lines of both."""
 
     def __init__(
-        self, part: Part, output: Callable[[bytes], None], say: Callable[[str], None], restart_delay_s: float
+        self, part: Part, output: Callable[[bytes], None], say: Callable[[str], None], backoff: Backoff
     ) -> None:
         self.part = part
         self.was_ready = False
         self._say = say
-        self._first_delay_s = restart_delay_s
+        self._backoff = backoff
         self._printed = ChildOutput(output)
         self._process: asyncio.subprocess.Process | None = None
 
@@ -228,9 +226,8 @@ class _Child:
 
     async def keep(self) -> None:
         """Runs the part for ever. Raises PartFailed or StartupError when it ends and may not be started again."""
-        delay_s = self._first_delay_s
         while True:
-            started = time.monotonic()
+            began_s = time.monotonic()
             try:
                 status = await self._live()
             except StartupError as error:
@@ -241,11 +238,10 @@ class _Child:
                 if not self._is_replaced:
                     raise PartFailed(self.part.name, status, self._printed.last_lines())
                 end = f"{self.part.name} ended ({describe_status(status)})"
-            if time.monotonic() - started > _STEADY_S:
-                delay_s = self._first_delay_s
+            self._backoff.lasted(time.monotonic() - began_s)
+            delay_s = self._backoff.next_s()
             self._say(f"{end}; starting it again in {delay_s:g} s")
             await asyncio.sleep(delay_s)
-            delay_s = min(2 * delay_s, _LAST_RESTART_DELAY_S)
 
     async def _live(self) -> int:
         """One process from its start to its end; says when it serves, if it is not the first. Returns its status."""

@@ -26,7 +26,10 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+COMMAND = (sys.executable, "-I", __file__)
+TIME_LIMIT_S = 5.0  # of a render, as a rule
 MAX_MEMORY_BYTES = 2**29
+HEADER_BYTES = 4
 _PR_SET_PDEATHSIG = 1
 _MAX_MESSAGE_CHARS = 300
 _ALWAYS_GIVEN = {"tools": None, "documents": None}  # templates ask whether these are none, not whether they are defined
@@ -180,10 +183,10 @@ def _serve(source: BinaryIO, sink: BinaryIO) -> None:
 
 
 def _read(source: BinaryIO, kind: Any) -> Any:
-    header = source.read(4)
-    if len(header) < 4:
+    header = source.read(HEADER_BYTES)
+    if len(header) < HEADER_BYTES:
         return None
-    return msgspec.json.decode(source.read(struct.unpack(">I", header)[0]), type=kind)
+    return msgspec.json.decode(source.read(body_size(header)), type=kind)
 
 
 def _write(sink: BinaryIO, reply: Reply) -> None:
@@ -199,6 +202,17 @@ def frame(message: Request | Reply) -> bytes:
     """A message as its bytes on the pipe."""
     body = msgspec.json.encode(message)  # whose whole numbers may have any size, as a schema's do
     return struct.pack(">I", len(body)) + body
+
+
+def body_size(header: bytes) -> int:
+    """How many bytes follow a frame's first HEADER_BYTES."""
+    (size,) = struct.unpack(">I", header)
+    return size
+
+
+def reply_of(body: bytes) -> Reply:
+    """The worker's message of a frame's body."""
+    return msgspec.json.decode(body, type=Reply)
 
 
 def main() -> None:

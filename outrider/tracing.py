@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import outrider
 from outrider.args.observing import ObservingArgs
 from outrider.errors import StartupError
+from outrider.wire import MAX_NAME_CHARS
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -44,10 +45,10 @@ def call_metadata() -> tuple[tuple[str, str], ...]:
 
 
 def metadata_value(metadata: Sequence[tuple[str, str | bytes]] | None, key: str) -> str:
-    """A text value of a call's metadata, empty where there is none; at most 256 characters."""
+    """A text value of a call's metadata, empty where there is none; at most MAX_NAME_CHARS of it."""
     for name, value in metadata or ():
         if name == key and isinstance(value, str):
-            return value[:256]
+            return value[:MAX_NAME_CHARS]
     return ""
 
 

@@ -21,8 +21,11 @@ MAX_GRAMMAR_BYTES = 64 * 1024  # of a request's JSON schema, regular expression 
 # White space of all JSON that grammars write: a small model that may write any writes nothing else.
 JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 INT31_MAX = 2**31 - 1
-MAX_NAME_CHARS = 256  # of requests, corpora, scopes, salts, drafters, hosts and services
+MAX_NAME_CHARS = 256  # of requests, corpora, scopes, salts, traces, drafters, hosts and services
+MAX_CHOICES = 128  # of a request over HTTP; over gRPC unless --max-choices says otherwise
+MAX_TOP_LOGPROBS = 20  # of a token
 MAX_DETAIL_CHARS = 256  # of what a drafter is told of a refusal, or says of a release
+ENLIST_TIMEOUT_S = 10.0  # for a drafter to say its first words, and for verify to answer them
 INLINE_FEATURE_BYTES = 256 * 1024
 
 _INT32 = np.dtype("<i4")

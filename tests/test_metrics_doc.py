@@ -9,7 +9,7 @@ from typing import NamedTuple
 from prometheus_client.core import Metric
 
 from draft_service import metrics as draft_metrics
-from gateway.metrics import Metrics
+from gateway.metrics import REPLICA_FAMILIES, Metrics
 from gateway.replicas import ReplicaSet
 from outrider import strangers
 from outrider.metrics import Family, new_registry, text
@@ -53,6 +53,8 @@ def test_gateway() -> None:
     ours = {scraped_name(metric): metric.type for metric in metrics if metric.name.startswith("outrider_")}
     told = {name: row.kind for name, row in documented().items() if "gateway" in row.told_by}
     assert told == {name: kind for name, kind in ours.items() if name not in everywhere()}
+    for family in REPLICA_FAMILIES:
+        assert family.labels == ("replica", *documented()[family.name].labels)
 
 
 def test_every_process() -> None:

@@ -6,20 +6,15 @@ Knows nothing of what is rendered. The gateway has the same for its event loop; 
 from __future__ import annotations
 
 import socket
-import struct
 import subprocess
-import sys
 import weakref
 from collections.abc import Mapping
 from typing import Any, Final
 
-import msgspec
-
 from outrider import template_worker
 from outrider.errors import StartupError
-from outrider.template_worker import Failed, Load, Loaded, Render, Rendered, Reply, frame
+from outrider.template_worker import TIME_LIMIT_S, Failed, Load, Loaded, Render, Rendered, Reply, frame
 
-TIME_LIMIT_S: Final = 5.0
 # Far above the longest context, far below the memory that the process may take.
 MAX_CHARS: Final = 2**23
 _ENDED: Final = f"it took more than {TIME_LIMIT_S:g} seconds or too much memory"
@@ -93,11 +88,10 @@ class _Worker:
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
-        command = [sys.executable, "-I", template_worker.__file__]
         with theirs:
             # A session of its own: Ctrl-C and signals to our group are for us, who finish what is under way.
             end = theirs.fileno()
-            process = subprocess.Popen(command, stdin=end, stdout=end, env={}, start_new_session=True)
+            process = subprocess.Popen(template_worker.COMMAND, stdin=end, stdout=end, env={}, start_new_session=True)
         # Its own alarm comes before this, unless the process is stopped.
         ours.settimeout(2 * TIME_LIMIT_S)
         self._process, self._pipe = process, ours
@@ -110,8 +104,8 @@ class _Worker:
     def ask(self, request: Load | Render) -> Reply:
         """One exchange; EOFError or OSError when the process is gone."""
         self._pipe.sendall(frame(request))
-        (size,) = struct.unpack(">I", self._read(4))
-        return msgspec.json.decode(self._read(size), type=Loaded | Rendered | Failed)
+        size = template_worker.body_size(self._read(template_worker.HEADER_BYTES))
+        return template_worker.reply_of(self._read(size))
 
     def _read(self, size: int) -> bytes:
         found = bytearray()

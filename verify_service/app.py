@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any
 
 import torch
 import uvloop
@@ -27,7 +26,7 @@ from outrider.placement import Placement
 from outrider.preflight import check_before_load
 from outrider.process_tuning import keep_steady
 from outrider.row_ring import remove_left_behind
-from outrider.stopping import Stopping, stopped_by_signals
+from outrider.stopping import Stopping, first_of, stopped_by_signals
 from outrider.strangers import Strangers
 from outrider.telemetry import announce, configure_logging, get_logger
 from outrider.tracing import Tracing, tracing_of
@@ -113,7 +112,7 @@ async def serve(
             servicer.calls.draining = True
             rpc.set_serving(health, SERVICES, False)
             if not failed:
-                await _first_of(servicer.calls.idle.wait(), stop.hurry.wait(), timeout_s=args.shutdown_grace_s)
+                await first_of(servicer.calls.idle.wait(), stop.hurry.wait(), timeout_s=args.shutdown_grace_s)
         servicer.end_streams()
         await server.stop(grace=1.0)
     if tracing is not None:
@@ -232,10 +231,3 @@ def _run(
         failed.append(error)
     finally:
         on_end()
-
-
-async def _first_of(*waits: Coroutine[Any, Any, object], timeout_s: float) -> None:
-    tasks = [asyncio.create_task(wait) for wait in waits]
-    await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-    for task in tasks:
-        task.cancel()

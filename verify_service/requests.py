@@ -15,13 +15,20 @@ from outrider.errors import InvalidArgument
 from outrider.sampling import SamplingParams
 from outrider.tree_limits import MAX_WISH, WISHES, check_wishes
 from outrider.v1 import common_pb2, verify_pb2
-from outrider.wire import INT31_MAX, MAX_MESSAGE_BYTES, MAX_NAME_CHARS, Ids, check_token_ids, unpack_ids
+from outrider.wire import (
+    INT31_MAX,
+    MAX_MESSAGE_BYTES,
+    MAX_NAME_CHARS,
+    MAX_TOP_LOGPROBS,
+    Ids,
+    check_token_ids,
+    unpack_ids,
+)
 from verify_service.grammar import GrammarState
 from verify_service.grammar_compiler import Compiled, GrammarCompiler
 from verify_service.sampler import SessionSampler
 from verify_service.session import Session, Speculation, token_buffer
 
-MAX_TOP_LOGPROBS = 20
 # Those of a prompt come in one message: the room in it, and what one takes at most.
 _LOGPROB_ROOM, _LOGPROB_BYTES = MAX_MESSAGE_BYTES - 2**21, 15
 

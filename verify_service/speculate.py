@@ -14,7 +14,7 @@ from outrider.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted
 from outrider.row_ring import HEADER_BYTES, host_id
 from outrider.telemetry import get_logger
 from outrider.v1 import verify_pb2
-from outrider.wire import MAX_ENTRIES
+from outrider.wire import ENLIST_TIMEOUT_S, MAX_ENTRIES
 from verify_service.commands import Arrived, DrafterJoined, DrafterLeft, Inbox, ProposalsArrived, Released
 from verify_service.drafter import Drafter
 from verify_service.enlisting import check_enlist
@@ -25,7 +25,6 @@ from verify_service.turns import Turns
 
 log = get_logger(__name__)
 
-ENLIST_TIMEOUT_S = 10.0
 # Of one drafter's frames that wait for the engine; gRPC's flow control holds back the rest. One frame may always wait.
 FRAMES_IN_FLIGHT = 64
 BYTES_IN_FLIGHT = 8 * 2**20  # of memory

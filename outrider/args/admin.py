@@ -35,7 +35,7 @@ class DraftersArgs(DialingArgs):
 
     def check(self) -> None:
         """StartupError for flags that do not go together."""
-        DialingArgs.check(self)
+        super().check()
         for address in self.verify_address:
             check_address("--verify-address", address)
         check_tls_is_used("--verify-ssl-ca-certs", self.verify_ssl_ca_certs, self.verify_address)

@@ -81,10 +81,7 @@ class DraftArgs(SpeculativeArgs, ObservingArgs, ServingArgs, DialingArgs):
     def check(self) -> None:
         """StartupError for values out of bounds."""
         check_algorithm(self.speculative_algorithm, self.algorithms)
-        SpeculativeArgs.check(self)
-        ObservingArgs.check(self)
-        ServingArgs.check(self)
-        DialingArgs.check(self)
+        super().check()
         if self.listen is not None:  # as `serve` has it, which chooses addresses
             check_address("--listen", self.listen, least_port=0)
             metrics = host_port(self.metrics_host, self.metrics_port or 0)

@@ -92,9 +92,7 @@ class GatewayArgs(ObservingArgs, ServingArgs, DialingArgs):
 
     def check(self) -> None:
         """StartupError for values out of bounds."""
-        ObservingArgs.check(self)
-        ServingArgs.check(self)
-        DialingArgs.check(self)
+        super().check()
         if self.uds is not None and self.ssl_certfile is not None:
             raise StartupError("--ssl-certfile is for --host and --port; --uds goes without TLS")
         if self.uds is not None and len(os.fsencode(self.uds)) > MAX_SOCKET_BYTES:

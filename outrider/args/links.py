@@ -35,6 +35,7 @@ class ServingArgs(Args):
 
     def check(self) -> None:
         """StartupError for flags that do not go together."""
+        super().check()
         server_files(self.ssl_certfile, self.ssl_keyfile, self.ssl_ca_certs)
 
 
@@ -55,6 +56,7 @@ class DialingArgs(Args):
 
     def check(self) -> None:
         """StartupError for flags that do not go together."""
+        super().check()
         if (self.verify_ssl_certfile is None) != (self.verify_ssl_keyfile is None):
             raise StartupError("--verify-ssl-certfile and --verify-ssl-keyfile go together")
         for name in ("verify_ssl_certfile", "verify_ssl_server_name"):

@@ -36,6 +36,7 @@ class ObservingArgs(Args):
 
     def check(self) -> None:
         """StartupError for values out of bounds."""
+        super().check()
         endpoint, ratio = self.otlp_traces_endpoint, self.otlp_traces_sample_ratio
         if endpoint is not None and not is_url(endpoint):
             raise StartupError(f"--otlp-traces-endpoint is {endpoint!r}; it must be an http or https URL")

@@ -49,11 +49,13 @@ class ServeArgs(VerifyArgs, DraftArgs, GatewayArgs):
     )
     max_verify_nodes: int | None = arg(  # pyright: ignore[reportIncompatibleVariableOverride]
         None, "speculation",
-        "Most draft nodes verified for one session in one step. Default: 32, or as many as flags let a draft have.",
+        f"Most draft nodes verified for one session in one step. Default: {VerifyArgs.max_verify_nodes}, or as many as "
+        "flags let a draft have.",
     )  # fmt: skip
     max_proposal_nodes: int | None = arg(  # pyright: ignore[reportIncompatibleVariableOverride]
-        None, "speculation", "Most nodes of a proposal. Default: 256, or as many as flags let a draft have."
-    )
+        None, "speculation",
+        f"Most nodes of a proposal. Default: {VerifyArgs.max_proposal_nodes}, or as many as flags let a draft have.",
+    )  # fmt: skip
     grpc_address: str | None = arg(
         None, "network", "Address for gRPC clients: host:port or unix:/path. Default: none from outside."
     )
@@ -72,13 +74,16 @@ class ServeArgs(VerifyArgs, DraftArgs, GatewayArgs):
         "auto: on 2 to 4 cores, while one or two sessions have drafts, verify and draft keep to one each, their "
         "--core, and kernels' helpers to the others. Default: auto, but off with --colocate.",
     )  # fmt: skip
+    shutdown_grace_s: float | None = arg(  # pyright: ignore[reportIncompatibleVariableOverride]
+        None, "network",
+        f"Time that each part gets to finish on SIGTERM. Default: {VerifyArgs.shutdown_grace_s:g}, and "
+        f"{DraftArgs.shutdown_grace_s:g} for draft.",
+    )  # fmt: skip
     startup_timeout_s: float = arg(900.0, "network", "Time to become ready, a model's first download included.")
 
     def check(self) -> None:
         """StartupError for values out of any part's bounds."""
-        VerifyArgs.check(self)
-        DraftArgs.check(self)
-        GatewayArgs.check(self)
+        super().check()
         at_least(self, 1, "startup_timeout_s")
         for name in _OF_DRAFTS:
             if not self.drafts and getattr(self, name) != getattr(ServeArgs, name):

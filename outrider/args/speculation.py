@@ -88,6 +88,7 @@ class SpeculativeArgs(Args):
 
     def check(self) -> None:
         """StartupError for trees, or an n-gram cache of SGLang's, that are out of range."""
+        super().check()
         at_least(self, 1, "speculative_num_steps", "speculative_eagle_topk")
         # As one request may ask for at most.
         at_most(self, MAX_WISH, "speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")

@@ -11,6 +11,7 @@ from outrider.args.quantization import quantization_method
 from outrider.args.speculation import check_algorithm
 from outrider.errors import StartupError
 from outrider.flags import MAX_THREADS, arg, at_least, at_most, check_device
+from outrider.wire import MAX_CHOICES
 
 if TYPE_CHECKING:
     from outrider.args.draft import DraftArgs
@@ -81,7 +82,9 @@ class VerifyArgs(ObservingArgs, ServingArgs):
     )
     max_running_requests: int = arg(48, "memory and scheduling", "Sessions that run at once.")
     max_queued_requests: int = arg(1024, "memory and scheduling", "Sessions that may wait; more are refused.")
-    max_choices: int = arg(128, "memory and scheduling", "Most choices (n) of one request.")
+    max_choices: int = arg(
+        MAX_CHOICES, "memory and scheduling", f"Most choices (n) of one request; over HTTP {MAX_CHOICES} at most."
+    )
     chunked_prefill_size: int | None = arg(
         None, "memory and scheduling", "Most prompt tokens computed in one step. Default: 256 on CPU, 2048 on a GPU."
     )
@@ -145,8 +148,7 @@ class VerifyArgs(ObservingArgs, ServingArgs):
 
     def check(self) -> None:
         """StartupError for values out of bounds."""
-        ObservingArgs.check(self)
-        ServingArgs.check(self)
+        super().check()
         for name, address in (("--listen", self.listen), ("--grpc-address", self.grpc_address)):
             if address is not None:
                 check_address(name, address, least_port=0)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from draft_service.backoff import Backoff
 from draft_service.drafters.ngram import NgramDrafter
 from draft_service.drafting import Drafting
 from draft_service.worker import Worker
 from outrider import serving
 from outrider.args import DraftArgs
+from outrider.backoff import Backoff
 from outrider.dialing import dialer_of
 from outrider.v1 import draft_pb2, verify_pb2_grpc
 from tests.certificates import MutualTls

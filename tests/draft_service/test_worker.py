@@ -17,7 +17,6 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
-from draft_service.backoff import Backoff
 from draft_service.drafters.base import Drafter
 from draft_service.drafters.ngram import NgramDrafter
 from draft_service.drafting import Drafting
@@ -29,6 +28,7 @@ from draft_service.worker import Worker
 from outrider import rpc
 from outrider.args import DraftArgs, GatewayArgs
 from outrider.args.links import check_address
+from outrider.backoff import Backoff
 from outrider.errors import FailedPrecondition, ResourceExhausted, StartupError
 from outrider.resolving import endpoints_of
 from outrider.row_ring import HEADER_BYTES, RowRing
@@ -613,19 +613,6 @@ async def test_wrong_addresses_are_refused(address: str) -> None:
         GatewayArgs.parse(["--verify-address", address])
     with pytest.raises(StartupError, match="verify-address"):
         DraftArgs.parse(["--verify-address", address])
-
-
-async def test_waits_double_up_to_a_limit_and_are_spread() -> None:
-    backoff = Backoff(rng=random.Random(1))
-    waits = [backoff.next_s() for _ in range(40)]
-    assert all(0.5 * 0.1 * 2**n <= wait <= 0.1 * 2**n for n, wait in enumerate(waits[:5]))
-    assert all(2.5 <= wait <= 5.0 for wait in waits[6:])
-    assert len(set(waits)) == len(waits)
-    assert 15.0 <= backoff.next_s(refused=True) <= 30.0
-    backoff.lasted(0.5)
-    assert backoff.next_s() >= 2.5
-    backoff.lasted(2.0)
-    assert backoff.next_s() <= 0.1
 
 
 def _packed(*tokens: int) -> bytes:

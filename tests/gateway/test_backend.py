@@ -15,7 +15,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.backend import Backend, RetryPolicy, _Route
-from gateway.calls import NotOffered
+from gateway.call_failures import NotOffered
 from gateway.replica import Replica
 from gateway.replicas import ProbeTimes, ReplicaSet
 from outrider.errors import (

@@ -12,7 +12,8 @@ import grpc
 import pytest
 
 from gateway import calls
-from gateway.calls import Broken, Call, NotOffered, ReplicaCalls
+from gateway.call_failures import Broken, NotOffered
+from gateway.calls import Call, ReplicaCalls
 from gateway.replica import Replica, ServerInfo
 from outrider.args import GatewayArgs
 from outrider.auth import AuthInterceptor, token_file

@@ -7,7 +7,6 @@ from typing import ClassVar
 
 import pytest
 
-from gateway.schemas import MAX_CHOICES
 from outrider.args import ChatArgs, ConvertArgs, DraftArgs, GatewayArgs, ServeArgs, VerifyArgs
 from outrider.errors import StartupError
 from outrider.flag_advice import _OTHERS, meant
@@ -34,10 +33,6 @@ def test_words_and_back() -> None:
 def test_a_repeated_flag_replaces_the_default() -> None:
     args = DraftArgs.parse(["--verify-address", "a:1", "--verify-address", "b:2"])
     assert args.verify_address == ("a:1", "b:2")
-
-
-def test_as_many_choices_as_http_takes() -> None:
-    assert VerifyArgs().max_choices == MAX_CHOICES
 
 
 def test_sglangs_other_name_for_the_model() -> None:
@@ -273,7 +268,8 @@ def test_a_flag_that_parts_share_means_one_thing() -> None:
 def test_a_part_keeps_its_own_default_for_what_serve_was_not_given() -> None:
     given = ServeArgs(model_path="/models/other")
     assert given.part(DraftArgs) == DraftArgs(model_path="/models/other")
-    assert ServeArgs(shutdown_grace_s=1.0).part(DraftArgs).shutdown_grace_s == 1.0
+    for grace_s in (1.0, VerifyArgs.shutdown_grace_s):
+        assert ServeArgs(shutdown_grace_s=grace_s).part(DraftArgs).shutdown_grace_s == grace_s
     assert given.part(VerifyArgs, listen="unix:/a") == VerifyArgs(model_path="/models/other", listen="unix:/a")
 
 

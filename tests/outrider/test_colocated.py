@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from outrider import colocated
 from outrider.args import DraftArgs, VerifyArgs
+from outrider.backoff import Backoff
 from outrider.colocated import Colocated
 from outrider.errors import StartupError
 from outrider.in_memory import InMemoryServer
@@ -93,7 +95,7 @@ async def run(verify: Verify, draft: Draft, monkeypatch: pytest.MonkeyPatch) -> 
     """The process's own part, and what a signal calls."""
     stops: list[Any] = []
     monkeypatch.setattr(colocated, "on_signals", stops.append)
-    monkeypatch.setattr(colocated, "_FIRST_RESTART_S", 0.0)
+    monkeypatch.setattr(colocated, "of_restarts", lambda: Backoff(first_s=0.0))
     task = asyncio.create_task(colocated._serve(SETTINGS, verify, None, draft, ["loaded"]))
     while not stops:  # noqa: ASYNC110
         await asyncio.sleep(0)
@@ -132,6 +134,18 @@ async def test_drafting_that_fails_begins_again_and_verify_goes_on(monkeypatch: 
     assert (events, draft.loads) == ([], 3)
     stop()
     assert await task == 0
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("steady_s", "pauses"), [(60.0, [0.001, 0.002, 0.004]), (0.0, [0.001, 0.001, 0.001])])
+async def test_pauses_grow_and_begin_anew_after_a_run_that_lasted(
+    monkeypatch: pytest.MonkeyPatch, steady_s: float, pauses: list[float]
+) -> None:
+    monkeypatch.setattr(colocated, "of_restarts", lambda: Backoff(first_s=0.001, steady_s=steady_s, jitter=0.0))
+    draft: Any = Draft([], [1, 1, 1, 0])
+    with capture_logs() as logs:
+        await colocated._keep_drafting(SETTINGS.draft, draft, ["loaded"], Stopping(), InMemoryServer())
+    assert [line["pause_s"] for line in logs] == pauses
 
 
 @pytest.mark.asyncio

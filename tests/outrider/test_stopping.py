@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from outrider.stopping import cancelled
+from outrider.stopping import cancelled, first_of
 from tests.outrider.test_supervisor import Output, supervisor, up
 
 SCRIPT = """
@@ -43,6 +43,16 @@ async def test_a_cancel_of_who_ends_others_is_its_own() -> None:
     ending.cancel()
     await asyncio.wait([ending])
     assert (ending.cancelled(), other.cancelled()) == (True, True)
+
+
+@pytest.mark.asyncio
+async def test_of_those_that_were_not_first_only_the_tasks_go_on() -> None:
+    going_on = asyncio.create_task(asyncio.Event().wait())
+    before = asyncio.all_tasks()
+    await first_of(going_on, asyncio.Event().wait(), asyncio.sleep(0))
+    await first_of(going_on, asyncio.Event().wait(), timeout_s=0)
+    assert asyncio.all_tasks() == before
+    await cancelled(going_on)
 
 
 @pytest.mark.usefixtures("hangups")

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from outrider import supervisor as supervisor_module
+from outrider.backoff import Backoff
 from outrider.errors import StartupError
 from outrider.supervisor import Part, PartFailed, Supervisor, die_with_parent
 
@@ -68,7 +69,7 @@ def supervisor(output: Output, *parts: Part, startup_timeout_s: float = 60, stop
         startup_timeout_s=startup_timeout_s,
         stop_timeout_s=stop_timeout_s,
         output=output,
-        restart_delay_s=0.001,
+        backoff=lambda: Backoff(first_s=0.001),
     )
 
 

@@ -1,0 +1,60 @@
+"""How a Generate call ends before its output does: what another replica may mend, and what the client is told."""
+
+from __future__ import annotations
+
+import grpc
+import grpc.aio
+
+from outrider.errors import ENGINE_FAILED, Internal, OutriderError
+from outrider.rpc import error_from_rpc
+from outrider.statuses import code_of, error_of
+from outrider.telemetry import get_logger
+from outrider.v1 import verify_pb2
+
+log = get_logger(__name__)
+
+# The last two are of the gateway's own token, which is not the client's: its probes will find out, another may take it.
+# UNKNOWN is of what lies between; verify has a status for everything.
+_BREAKS = frozenset({
+    grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN,
+    grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED,
+})  # fmt: skip
+
+
+class Broken(Exception):
+    """A call ended before its output did; another replica may go on. `engine`: since the engine failed."""
+
+    def __init__(self, reason: str, *, engine: bool = False) -> None:
+        super().__init__(reason)
+        self.engine = engine
+
+
+class NotOffered(Exception):
+    """The stream ended before a word came: the service knows no streams of many calls, or gRPC lost why it ended. Made
+    alone, the call gets its answer."""
+
+
+def failure_of_rpc(error: grpc.aio.AioRpcError) -> Exception:
+    """Why a call that was made by itself failed."""
+    return _failure(error.code(), error_from_rpc(error))
+
+
+def failure_of_end(end: verify_pb2.CallEnd) -> Exception | None:
+    """Why one of a stream's calls ended too early, if it did."""
+    code = code_of(end.code)
+    return None if code is grpc.StatusCode.OK else _failure(code, error_of(code, end.message, end.details))
+
+
+def _failure(code: grpc.StatusCode, error: OutriderError) -> Exception:
+    """Broken where the replica went away, what verify answered otherwise."""
+    if code in _BREAKS:
+        return broken(code, error)
+    if isinstance(error, Internal) and error.code is None:  # not verify's, whose text is for clients
+        log.error("a call failed", status=code.name, reason=error.message)
+        return Internal("The verify service failed on this request.")
+    return error
+
+
+def broken(code: grpc.StatusCode, error: OutriderError) -> Broken:
+    """A call that ended with this, through no fault of its own."""
+    return Broken(error.message or code.name, engine=error.code == ENGINE_FAILED)
