@@ -22,6 +22,10 @@ LIMITS = {
 }
 
 
+class NotOursError(StartupError):
+    """A model of one of our families with something that our decoders do not have."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fields:
     """A config.json, or an object in it, as it stands, and where. Null is as if it were left out."""
@@ -57,3 +61,7 @@ class Fields:
     def fail(self, message: str) -> NoReturn:
         """StartupError naming the file."""
         raise StartupError(f"{self.path}: {message}")
+
+    def leave(self, message: str) -> NoReturn:
+        """NotOursError naming the file."""
+        raise NotOursError(f"{self.path}: {message}")

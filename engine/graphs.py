@@ -52,7 +52,7 @@ class Capturable(Protocol):
     def timed_forward(self, batch: Batch) -> tuple[torch.Tensor, dict[str, float]]: ...
 
     def run(self, rows: StepRows, layout: AttentionLayout) -> torch.Tensor:
-        """Logits of rows in place on the device, in any dtype."""
+        """Logits [wanted rows, outputs], in any dtype, of rows in place on the device."""
         ...
 
 

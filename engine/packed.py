@@ -63,7 +63,8 @@ def dequantized(packed: Tensors) -> dict[str, torch.Tensor]:
 
 
 def difference(tensor: torch.Tensor, base: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes, and a scale for each row, of `tensor` [rows, columns] less `base`. Columns are even in number."""
+    """Codes, two in a byte, and a scale for each row, of `tensor` [rows, columns] less `base`; columns are even in
+    number."""
     beyond = tensor.float() - base.float()
     largest = beyond.abs().amax(dim=1)
     scale = torch.where(largest > 0, largest / _LARGEST, 1.0).to(torch.bfloat16)
@@ -73,7 +74,7 @@ def difference(tensor: torch.Tensor, base: torch.Tensor) -> tuple[torch.Tensor, 
 
 
 def moved(codes: torch.Tensor, scale: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
-    """The matrix that `difference` was made of, in bf16."""
+    """The matrix [rows, columns] that `difference` was made of, in bf16; codes uint8 [rows, columns / 2]."""
     numbers = torch.stack([codes & 15, codes >> 4], dim=2).flatten(1).float() - (_LARGEST + 1)
     return (base.float() + numbers * scale.float()[:, None]).to(torch.bfloat16)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from engine.config import ModelConfig, RopeScaling
+from engine.config import ModelConfig
+from engine.rope_config import RopeScaling
 from kernels.rope import rope_frequencies, rope_table
 
 

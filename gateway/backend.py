@@ -11,7 +11,7 @@ import contextlib
 import copy
 import random
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -72,8 +72,7 @@ class Backend:
         """
         route = _Route(self.replicas, self._retry, timeout_s, request)
         if apart and request.num_choices > 1:
-            parts = [_only(request, index, []) for index in _given(request)]
-            return merge([self._follow(part, route.fork(), ended) for part in parts])
+            return self._apart(request, list(_given(request).items()), route, ended)
         return self._follow(request, route, ended)
 
     async def _follow(
@@ -85,43 +84,41 @@ class Backend:
         try:
             while not choices.ended:
                 alone, replica, again = again is not None, again or await route.next_replica(), None
-                left_s = route.deadline - time.monotonic()
-                if left_s <= 0:
-                    raise route.late()
-                call = replica.begin(request, left_s, alone=alone)
+                call = replica.begin(choices.request, route.left_s(), alone=alone)
                 try:
-                    while responses := await call.take():
-                        replica.missed = 0  # whatever its probes say
-                        for response in responses:
-                            if choices.take(response, replica):
-                                yield response
-                        if choices.ended:
-                            return
-                    route.failed(replica, "the stream ended before the output")
-                except Broken as error:
-                    route.failed(replica, str(error), engine=error.engine)
+                    with route.noting_what_breaks(replica):
+                        while responses := await call.take():
+                            replica.missed = 0  # whatever its probes say
+                            for response in responses:
+                                if choices.take(response, replica):
+                                    yield response
+                            if choices.ended:
+                                return
+                        raise Broken("the stream ended before the output")
                 except NotOffered:
                     again = replica if replica.serving else None  # it may have gone from the addresses meanwhile
-                except ResourceExhausted as error:
-                    route.refused(replica, error)
-                except DeadlineExceeded as error:
-                    raise route.late() from error
                 finally:
                     replica.end(call)
                 if not choices.progress:
                     continue
                 left = choices.left()
                 if len(left) > 1:
-                    rest = [self._follow(_only(request, *choice), route.fork(), ended) for choice in left]
-                    async with contextlib.aclosing(merge(rest)) as responses:
+                    async with contextlib.aclosing(self._apart(choices.request, left, route, ended)) as responses:
                         async for response in responses:
                             yield response
                     return
                 if left:
-                    request = choices.request = _only(request, *left[0])
+                    choices.request = _only(choices.request, *left[0])
         except OutriderError:
             if not choices.ended:  # else nobody wants what failed
                 raise
+
+    def _apart(
+        self, request: verify_pb2.GenerateRequest, choices: Sequence[tuple[int, list[int]]], route: _Route,
+        ended: AbstractSet[int],
+    ) -> AsyncGenerator[verify_pb2.GenerateResponse]:  # fmt: skip
+        """A call for each of these choices, which has its tokens already."""
+        return merge([self._follow(_only(request, *choice), route.fork(), ended) for choice in choices])
 
 
 class _Choices:
@@ -169,7 +166,7 @@ class _Route:
     def __init__(
         self, replicas: ReplicaSet, retry: RetryPolicy, timeout_s: float, request: verify_pb2.GenerateRequest
     ) -> None:
-        self.deadline = time.monotonic() + timeout_s
+        self._deadline = time.monotonic() + timeout_s
         self._timeout_s = timeout_s
         self._prompt = PromptKeys(request.prompt_tokens, request.cache_salt)
         self._num_positions = num_ids(request.prompt_tokens) + request.sampling.max_tokens
@@ -182,7 +179,7 @@ class _Route:
         self._numerics_id: str | None = None
         self._full: list[Replica] = []
         self._refusal: ResourceExhausted | None = None
-        self._give_up_at = self.deadline
+        self._give_up_at = self._deadline
 
     def fork(self) -> _Route:
         """A route for one choice that goes on from here."""
@@ -230,8 +227,26 @@ class _Route:
         longest = min(self._retry.first_pause_s * 2 ** min(tries - 2, 16), self._retry.max_pause_s)
         return longest * random.uniform(0.5, 1.0)
 
-    def late(self) -> DeadlineExceeded:
-        """The error for a request whose time is over."""
+    def left_s(self) -> float:
+        """Seconds that the request has left. DeadlineExceeded when it has none."""
+        left_s = self._deadline - time.monotonic()
+        if left_s <= 0:
+            raise self._late()
+        return left_s
+
+    @contextlib.contextmanager
+    def noting_what_breaks(self, replica: Replica) -> Iterator[None]:
+        """Takes what a call on the replica fails with as a reason to go elsewhere. Raises what ends the request."""
+        try:
+            yield
+        except Broken as error:
+            self._failed(replica, str(error), engine=error.engine)
+        except ResourceExhausted as error:
+            self._refused(replica, error)
+        except DeadlineExceeded as error:
+            raise self._late() from error
+
+    def _late(self) -> DeadlineExceeded:
         return DeadlineExceeded(f"The request took longer than the {self._timeout_s:g} s that this server allows.")
 
     def went_well(self) -> None:
@@ -242,11 +257,11 @@ class _Route:
         """Notes that tokens were given: from here on only replicas that would have given the same."""
         self._numerics_id = self._numerics_id or numerics_id or None
 
-    def failed(self, replica: Replica, reason: str, *, engine: bool = False) -> None:
+    def _failed(self, replica: Replica, reason: str, *, engine: bool) -> None:
         """Notes a call that broke. Unavailable after too many in a row, Internal when engines fail on it."""
         self._replicas.broke(replica)
         if self._failures == 0:
-            self._give_up_at = min(time.monotonic() + self._retry.patience_s, self.deadline)
+            self._give_up_at = min(time.monotonic() + self._retry.patience_s, self._deadline)
         self._failures += 1
         self._breaks += 1
         # Whoever was full when the request came may have room by now, and is waited for like others.
@@ -259,7 +274,7 @@ class _Route:
         if self._engines >= _MAX_ENGINES:
             raise EnginesFailed("The engines of several verify services failed while they computed this request.")
 
-    def refused(self, replica: Replica, error: ResourceExhausted) -> None:
+    def _refused(self, replica: Replica, error: ResourceExhausted) -> None:
         """Notes a replica that is full. A new request tries the others and is refused; one under way waits its turn."""
         if self._failures == 0:
             self._full.append(replica)

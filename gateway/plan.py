@@ -104,16 +104,7 @@ def make_plan(
         most = codec.context_length if default_max_tokens is None else max(default_max_tokens, params.min_tokens)
         for call, prompt in zip(calls, prompts, strict=True):
             call.sampling.max_tokens = min(most, codec.context_length - len(prompt.ids))
-    rules = OutputRules(
-        make_detokenizer=lambda: codec.detokenizer(
-            skip_special=fields.skip_special_tokens is not False, keep=report.markers
-        ),
-        stops=stop_strings(fields),
-        min_tokens=params.min_tokens,
-        prediction=None if predicted is None else Prediction(predicted),
-        end_ids=_end_ids(params, info),
-        pieces=report.logprobs or report.pieces or bool((fields.speculative or _NO_OPTIONS).include_origins),
-    )
+    rules = _rules(fields, params, predicted, report, codec, info)
     return Plan(calls, tuple(len(prompt.ids) for prompt in prompts), num_choices, rules, max_tokens == 0)
 
 
@@ -146,6 +137,23 @@ def _calls(
         for call in calls[1:]:
             call.sampling.seed = _any_seed()
     return calls
+
+
+def _rules(
+    fields: SamplingFields, params: SamplingParams, predicted: Sequence[int] | None, report: Report, codec: TextCodec,
+    info: ServerInfo,
+) -> OutputRules:  # fmt: skip
+    """How the tokens of every call become text."""
+    return OutputRules(
+        make_detokenizer=lambda: codec.detokenizer(
+            skip_special=fields.skip_special_tokens is not False, keep=report.markers
+        ),
+        stops=stop_strings(fields),
+        min_tokens=params.min_tokens,
+        prediction=None if predicted is None else Prediction(predicted),
+        end_ids=_end_ids(params, info),
+        pieces=report.logprobs or report.pieces or bool((fields.speculative or _NO_OPTIONS).include_origins),
+    )
 
 
 def _num_choices(

@@ -36,7 +36,7 @@ class ProductTeam:
         self, matrix: CMatrix, x: torch.Tensor, y: torch.Tensor, *, wide: bool, narrow: bool,
         norms: torch.Tensor | None = None, eps: float = 0.0,
     ) -> None:  # fmt: skip
-        """y = x Wᵀ + b for all rows of x: outrider_product (product.c), which says what these are. MemoryError."""
+        """y [T, out] = x [T, in] Wᵀ + b: outrider_product (product.c), which says what the others are. MemoryError."""
         done = self.library.outrider_product(
             self.handle, ctypes.byref(matrix), x.data_ptr(), wide, len(x), address(norms),
             0 if norms is None else len(norms), eps, narrow, y.data_ptr(),

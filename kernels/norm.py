@@ -8,7 +8,7 @@ from kernels.dispatch import runs_triton
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x / sqrt(mean(x²) + eps) * weight over the last dimension.
+    """x / sqrt(mean(x²) + eps) * weight over the last dimension; x [..., width], weight [width].
 
     The statistics are in fp32 whatever x's dtype is; the normalised x is rounded to x's dtype before the weight is
     applied, as the published models were trained.

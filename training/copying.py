@@ -194,14 +194,14 @@ class Copying:
 
 
 def marks_beside(block: ModelConfig, embedded: torch.Tensor, states: torch.Tensor, seed: int) -> Marks:
-    """The marks of `Copying.beside`."""
+    """The marks of `Copying.beside`; embedded, states [T, hidden] as Marks.choose has them."""
     size = len(slow_places(block))
     now = max(1, round(_SHARE_NOW * size))
     return Marks.choose(embedded, states, now, size - now, seed)
 
 
 def slow_places(block: ModelConfig) -> torch.Tensor:
-    """Numbers of a head that position hardly turns; at least the slower half."""
+    """Numbers of a head that position hardly turns, int64 [n]; at least the slower half."""
     cos, sin = rope_rows(block, 2)[1]
     num_pairs = len(cos)
     count = max(int((torch.atan2(sin, cos) < _SLOW).sum()), num_pairs // 2)

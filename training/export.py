@@ -129,7 +129,7 @@ def _figures(path: Path) -> Figures:
 def published(
     kind: Kind, tensors: Mapping[str, torch.Tensor], drafted: torch.Tensor, *, target: Path, load_format: str = "auto"
 ) -> dict[str, torch.Tensor]:
-    """The tensors as they are published, by their published names; weights bf16."""
+    """The tensors as they are published, by their published names; weights bf16. drafted: int64 [n], ids."""
     own = {name: tensor.detach().to("cpu", torch.bfloat16) for name, tensor in tensors.items()}
     if kind.algorithm == STANDALONE:
         return _whole_model(own, target, load_format)

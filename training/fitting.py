@@ -49,7 +49,7 @@ class Conversation(NamedTuple):
 
     @property
     def counted(self) -> torch.Tensor:
-        """Row s goes on from state s and token s + 1 to state s + 1; those count whose token is the target's."""
+        """bool [L - 1]: row s, of state s and token s + 1, tells of state s + 1; counts where the target wrote that."""
         return self.wanted[1:]
 
 

@@ -40,7 +40,7 @@ class Acceptance:
         return [chances[cell] for cell in _cells(scores, depths)]
 
     def observe(self, scores: NDArray[np.uint8], depths: NDArray[np.integer], true: Sequence[int]) -> None:
-        """Takes in which of a tree's nodes came true; old trees fade."""
+        """Takes in which of a tree's n nodes came true, by index; old trees fade. scores, depths: [n]."""
         cells = _cells(scores, depths)
         hits = [cells[node] for node in true]
         self._count(cells, hits)

@@ -102,7 +102,10 @@ class SessionBrake:
         self, scores: NDArray[np.uint8], depths: NDArray[np.integer], true: Sequence[int], *,
         value_ms: float, node_ms: float,
     ) -> None:  # fmt: skip
-        """Takes in which of a tree's nodes came true. value_ms, node_ms: what a token is worth, and a row costs."""
+        """Takes in which of a tree's n nodes came true, by index; scores, depths: [n].
+
+        value_ms, node_ms: what a token is worth, and a row costs.
+        """
         self.acceptance.observe(scores, depths, true)
         self.record.trees.observe(len(true))
         if self.fixed or not self.silent:

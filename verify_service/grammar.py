@@ -66,7 +66,7 @@ class GrammarState:
         return words
 
     def allowed_nodes(self, tree: TokenTree) -> NDArray[np.int32]:
-        """Indices, ascending, of the nodes whose whole path the grammar allows."""
+        """Indices int32, ascending, of the nodes whose whole path the grammar allows."""
         allowed = np.zeros(len(tree), np.bool_)
         has_children = set(tree.parents.tolist())
         for leaf in range(len(tree)):

@@ -139,7 +139,7 @@ class SessionSampler:
         )
 
     def node_probabilities(self, logits: NDArray[np.float32], tree: TokenTree) -> list[float]:
-        """The target's probability of each node's token given its path, before filters."""
+        """The target's probability of each node's token given its path, before filters; logits [n + 1, V]."""
         rows = logits[tree.parents + 1].astype(np.float64)
         rows -= rows.max(axis=1, keepdims=True)
         chosen = rows[np.arange(len(tree)), tree.tokens]
@@ -148,7 +148,7 @@ class SessionSampler:
     def path_logprobs(
         self, logits: NDArray[np.float32], tree: TokenTree, outcome: Accepted, num_top: int
     ) -> list[verify_pb2.TokenLogprob]:
-        """Log-probabilities of each accepted token and the bonus, in order."""
+        """Log-probabilities of each accepted token and the bonus, in order; logits [n + 1, V], root first."""
         tokens = [*tree.tokens[outcome.nodes].tolist(), outcome.bonus]
         rows = [0, *(node + 1 for node in outcome.nodes)]
         return [
@@ -202,7 +202,7 @@ class Sampler:
     ) -> list[Accepted | None]:
         """Each work's outcome; None for a prefill chunk, or where a row had no distribution (NaN in the model).
 
-        likeliest: as the runner found it.
+        logits: fp32 [the works' num_logits together, V], on the runner's device; likeliest: as the runner found it.
         """
         if likeliest is None and logits.device.type != "cpu":
             self._on_device = self._on_device or DeviceSampler(logits.device)

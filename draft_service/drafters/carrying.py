@@ -80,7 +80,7 @@ class TreeStates:
         return self.states.index_select(0, self._above[:, :end].reshape(-1))
 
     def add(self, states: torch.Tensor, step: int) -> None:
-        """Takes in what the newest entries gave."""
+        """Takes in what step `step`'s entries gave, [B * K, hidden]."""
         first = sum(self._sizes[:step])
         self.states[first : first + self._sizes[step]] = states
 

@@ -63,15 +63,14 @@ class DraftCache:
         self._pages.free(self.slot_table[sequence.table_row, first : sequence.num_rows])
         sequence.num_rows = first
 
-    def fork(self, sequence: CacheRows, num_rows: int | None = None) -> CacheRows:
-        """Another sequence over its first `num_rows` rows (None: all); it goes its own way after them.
+    def fork(self, sequence: CacheRows, num_rows: int) -> CacheRows:
+        """Another sequence over its first `num_rows` rows; it goes its own way after them.
 
         It is closed before the first one is.
         """
         forked = self.open()
-        count = sequence.num_rows if num_rows is None else num_rows
-        self.slot_table[forked.table_row, :count] = self.slot_table[sequence.table_row, :count]
-        forked.num_rows = forked.first_own = count
+        self.slot_table[forked.table_row, :num_rows] = self.slot_table[sequence.table_row, :num_rows]
+        forked.num_rows = forked.first_own = num_rows
         return forked
 
     def adopt(self, sequence: CacheRows, forked: CacheRows, count: int) -> None:

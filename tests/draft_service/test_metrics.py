@@ -10,7 +10,7 @@ from draft_service.metrics import make_registry
 from outrider.v1 import verify_pb2 as pb
 from tests.draft_service.fake_verify import FakeVerify, following, opened, verdict
 from tests.draft_service.test_worker import LOOP, WAITING, Sleeps, serving
-from tests.e2e.pair import until
+from tests.polling import until_async
 
 
 @pytest.mark.asyncio
@@ -42,7 +42,8 @@ async def test_the_numbers_are_those_of_what_was_done(tmp_path: Path) -> None:
         assert value("outrider_draft_nodes_accepted_total", replica=address) == 1
         assert value("outrider_draft_rejected_total", replica=address, reason="stale") == 1
         sent = [*first, *second]
-        await until(lambda: link.stats.proposals == len(sent))  # they are counted once they are out
+        # They are counted once they are out.
+        await until_async(lambda: link.stats.proposals == len(sent), "proposals are not counted", pause_s=0)
         for kind, some in (
             ("tree", [p for p in sent if not p.assumed]), ("early", [p for p in sent if p.assumed])
         ):  # fmt: skip

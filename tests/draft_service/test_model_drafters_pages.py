@@ -191,7 +191,7 @@ def test_cache_refuses_what_does_not_fit_and_forks_share(tmp_path: Path) -> None
     assert cache.slot_table[first.table_row, :6].tolist() == slots
     with pytest.raises(NoRoom, match="9 rows; the draft model's context has 8"):
         cache.append(first, 3)
-    fork = cache.fork(first)
+    fork = cache.fork(first, first.num_rows)
     with pytest.raises(NoRoom, match="all 2 rows of the slot table"):
         cache.open()
     own = cache.append(fork, 2)

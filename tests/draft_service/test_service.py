@@ -26,7 +26,7 @@ from outrider.args import DraftArgs
 from outrider.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 from outrider.wire import pack_ids, unpack_ids
 from tests.draft_service.fake_verify import FakeVerify, opened
-from tests.e2e.pair import until
+from tests.polling import until_async
 
 pytestmark = pytest.mark.asyncio
 
@@ -158,7 +158,7 @@ async def test_a_corpus_whose_caller_goes_goes_in_and_out_all_the_same(
         corpus, corpora = service.drafter.corpus, service.drafter.corpora
 
         async def given_up(call: Any, *, comes: bool) -> None:
-            await until(lambda: bool(corpora.sizes()) == comes)
+            await until_async(lambda: bool(corpora.sizes()) == comes, "the corpus stays as it was", pause_s=0)
             call.cancel()
             assert await call.code() is grpc.StatusCode.CANCELLED
 

@@ -25,11 +25,12 @@ from typing import Any, cast
 import httpx
 
 from tests.e2e.asking import Lost, Question, Said, ask, every_kind
-from tests.e2e.cluster import Cluster, Replica, open_client, running, until
+from tests.e2e.cluster import Cluster, Replica, open_client, running
 from tests.e2e.outcome import Outcome
 from tests.e2e.rogues import KINDS, Rogue
 from tests.e2e.small_model import write_small_model
 from tests.e2e.stack import Process
+from tests.polling import until_async
 
 NUM_STREAMS = 24
 _PAGE_KIB = 4
@@ -246,7 +247,9 @@ class Chaos:
         process = self.cluster.start("gateway", "--port=0", *addresses)
         url = (await asyncio.to_thread(process.wait_for, r"gateway listens on (\S+)")).group(1)
         async with open_client(url) as client:
-            await until(lambda: client.get("/health"), lambda response: response.status_code == 200)
+            await until_async(
+                lambda: client.get("/health"), "the gateway is not healthy", done=lambda reply: reply.status_code == 200
+            )
             indexes = [self.rng.randrange(len(self.questions)) for _ in range(8)]
             asked = [asyncio.create_task(ask(client, self.questions[index])) for index in indexes]
             await self.turns(1)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import httpx
 
@@ -17,6 +16,7 @@ from outrider.v1 import verify_pb2, verify_pb2_grpc
 from tests.e2e.asking import Question, Said, ask
 from tests.e2e.proxy import Proxy
 from tests.e2e.stack import Process
+from tests.polling import until_async
 
 _PATIENCE_S = 120.0
 POOL_TOKENS = 8192
@@ -70,9 +70,7 @@ class Replica:
 
     async def until(self, done: Callable[[verify_pb2.VerifyServiceGetServerInfoResponse], object]) -> None:
         """Asks until `done` says so."""
-        async with asyncio.timeout(_PATIENCE_S):
-            while not done(await self.info()):  # noqa: ASYNC110  nothing tells when
-                await asyncio.sleep(0.01)
+        await until_async(self.info, "verify does not say so", done=done)
 
     async def until_idle(self) -> None:
         """Waits until no session is left; every page must be free then."""
@@ -105,7 +103,7 @@ class Cluster:
 
     async def until_up(self, *indexes: int) -> None:
         """Waits until the gateway takes exactly these replicas for up."""
-        await until(self.up, lambda up: up == set(indexes))
+        await until_async(self.up, f"not up: {indexes}", done=lambda up: up == set(indexes))
 
     def start(self, *words: str) -> Process:
         """Starts a process."""
@@ -142,13 +140,6 @@ class Cluster:
         return process
 
 
-async def until(ask: Callable[[], Awaitable[Any]], done: Callable[[Any], object]) -> None:
-    """Asks until `done` says so."""
-    async with asyncio.timeout(_PATIENCE_S):
-        while not done(await ask()):  # noqa: ASYNC110  nothing tells when
-            await asyncio.sleep(0.01)
-
-
 def open_client(url: str) -> httpx.AsyncClient:
     """A client that waits long, and opens a connection for each request."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
@@ -178,7 +169,9 @@ async def running(
         cluster = Cluster(model, replicas, gateway, client, processes)
         stack.push_async_callback(_stop_drafters, cluster)
         await cluster.until_up(*range(num_replicas))
-        await until(lambda: client.get("/health"), lambda response: response.status_code == 200)
+        await until_async(
+            lambda: client.get("/health"), "the gateway is not healthy", done=lambda reply: reply.status_code == 200
+        )
         yield cluster
 
 

@@ -29,6 +29,7 @@ from outrider.args import DraftArgs, VerifyArgs
 from outrider.errors import Unavailable
 from outrider.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from outrider.wire import pack_ids
+from tests.polling import until_async
 from verify_service.app import build_servicer, build_step_loop
 from verify_service.commands import Inbox, Stop
 from verify_service.loading import LoadedModel, load_model
@@ -107,7 +108,10 @@ class Pair:
         worker = Worker([self.address], drafting, identity, max_sessions=64)
         task = asyncio.create_task(worker.run())
         self.meter.opened.set()
-        await until(lambda: len(self.loop.drafters) or any(link.stats.last_error for link in worker.links))
+        await until_async(
+            lambda: len(self.loop.drafters) or any(link.stats.last_error for link in worker.links),
+            "the drafter is not enlisted", pause_s=0,
+        )  # fmt: skip
         assert not any(link.stats.last_error for link in worker.links)
         for enlisted in self.loop.drafters:
             enlisted.replies.mean_ms = 1e12
@@ -180,12 +184,6 @@ async def running(target: Path, features: str = "none", *, lent_ms: float = 0.0,
     assert not scheduler.waiting
     assert scheduler.pages.num_available == scheduler.pages.pool.num_pages
     scheduler.pages.pool.check()
-
-
-async def until(done: Callable[[], object]) -> None:
-    """Gives everybody else their turn until `done()`."""
-    while not done():  # noqa: ASYNC110  nothing tells when
-        await asyncio.sleep(0)
 
 
 def drafter_of(target: Path, algorithm: str, **flags: Any) -> Drafter:

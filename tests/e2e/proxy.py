@@ -54,11 +54,6 @@ class Proxy:
         assert self._server is not None
         return f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
-    @property
-    def num_links(self) -> int:
-        """The number of connections that it relays."""
-        return len(self._links)
-
     async def __aenter__(self) -> Proxy:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         return self

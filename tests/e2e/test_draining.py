@@ -15,9 +15,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from outrider.rpc import create_channel
 from outrider.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from outrider.wire import pack_ids
-from tests.e2e.cluster import Replica, until
+from tests.e2e.cluster import Replica
 from tests.e2e.proxy import Proxy
 from tests.e2e.small_model import write_small_model
+from tests.polling import until_async
 
 pytestmark = pytest.mark.slow
 SERVED = "", "outrider.v1.VerifyService", "outrider.v1.AdminService"
@@ -87,10 +88,10 @@ async def _terminate(replica: Replica, near: grpc.aio.Channel) -> None:
     replica.process.popen.send_signal(signal.SIGTERM)
     health = health_pb2_grpc.HealthStub(near)
     check = health_pb2.HealthCheckRequest()
-    await until(
-        lambda: health.Check(check, timeout=60.0),
-        lambda answer: answer.status == health_pb2.HealthCheckResponse.NOT_SERVING,
-    )
+    await until_async(
+        lambda: health.Check(check, timeout=60.0), "verify does not drain",
+        done=lambda answer: answer.status == health_pb2.HealthCheckResponse.NOT_SERVING,
+    )  # fmt: skip
     assert await _health(near) == dict.fromkeys(SERVED, health_pb2.HealthCheckResponse.NOT_SERVING)
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await verify_pb2_grpc.VerifyServiceStub(near).Generate(LONG, timeout=60.0).read()

@@ -17,8 +17,9 @@ import pytest
 
 from draft_service.copying import Copier
 from draft_service.drafters.base import Drafter
-from tests.e2e.pair import Answer, drafter_of, features_of, running, until
+from tests.e2e.pair import Answer, drafter_of, features_of, running
 from tests.engine.heads import make
+from tests.polling import until_async
 
 CONTEXT = 1024
 RNG = np.random.default_rng(7)
@@ -152,7 +153,10 @@ async def test_drafters_come_late_and_go(setup: Setup) -> None:
         await mid_answer.wait()
         for drafter in drafters:
             async with pair.drafting(drafter) as worker:
-                await until(lambda: answers.done() or sum(link.stats.proposals for link in worker.links) >= 30)
+                await until_async(
+                    lambda: answers.done() or sum(link.stats.proposals for link in worker.links) >= 30,
+                    "the drafter drafts no more", pause_s=0,
+                )  # fmt: skip
                 assert not answers.done()
                 pair.meter.opened.clear()  # until the next one dials
         pair.meter.opened.set()

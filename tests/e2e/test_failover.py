@@ -14,8 +14,9 @@ import pytest
 import pytest_asyncio
 
 from tests.e2e.asking import Lost, Question, Said, chat, every_kind
-from tests.e2e.cluster import Cluster, running, until
+from tests.e2e.cluster import Cluster, running
 from tests.e2e.small_model import write_small_model
+from tests.polling import until_async
 from verify_service.drafter import MAX_MISSED_IN_A_ROW
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -92,7 +93,7 @@ async def _ask_until(cluster: Cluster, questions: list[Question], num_events: in
     begun = await first.metric(_BEGUN)
     asked = [asyncio.create_task(cluster.ask(question, on_event)) for question in questions]
     if num_events == 0:
-        await until(lambda: first.metric(_BEGUN), lambda now: now > begun)
+        await until_async(lambda: first.metric(_BEGUN), "no request began", done=lambda now: now > begun)
     else:
         await reached.wait()
     return asked
@@ -107,7 +108,7 @@ async def test_answers_go_on(cluster: Cluster, undisturbed: list[Said], fault: F
     seen = len(cluster.gateway.lines)
     asked = await _ask_until(cluster, QUESTIONS, num_events)
     second.front.heal()
-    await until(cluster.up, lambda up: 1 in up)
+    await until_async(cluster.up, "the second is not up", done=lambda up: 1 in up)
     await fault(cluster)
     for question, task, known in zip(QUESTIONS, asked, undisturbed, strict=True):
         assert await task == known, question.name
@@ -184,7 +185,7 @@ async def test_no_other_replica(cluster: Cluster, undisturbed: list[Said]) -> No
     asked = await _ask_until(cluster, [long], 1)
     begun = await first.metric(_BEGUN)
     whole = asyncio.create_task(cluster.ask(QUESTIONS[0]))
-    await until(lambda: first.metric(_BEGUN), lambda now: now > begun)
+    await until_async(lambda: first.metric(_BEGUN), "no request began", done=lambda now: now > begun)
     first.front.refuse()
     for task in (*asked, whole):
         with pytest.raises(Lost, match="service_unavailable"):

@@ -18,8 +18,8 @@ from outrider.drafters import main as drafters
 from tests.certificates import Authority
 from tests.e2e.small_model import write_small_model
 from tests.e2e.stack import Process
-from tests.gateway.fakes import until
 from tests.otlp import Collector, collecting
+from tests.polling import until
 
 FLAGS = (
     "--dtype=float32", "--device=cpu", "--threads=1", "--max-total-tokens=4096", "--context-length=512",
@@ -57,10 +57,15 @@ def test_one_request_is_seen_in_all_parts(tmp_path: Path) -> None:
                 json={"messages": [{"role": "user", "content": "Hi!"}], "max_tokens": 40, "temperature": 0},
             ).json()  # fmt: skip
             usage = answer["usage"]
-            until(lambda: samples(verify_url)["outrider_generation_tokens_total"] >= usage["completion_tokens"])
-            until(lambda: samples(draft_url)["outrider_draft_verdict_tokens_total"] >= usage["completion_tokens"])
+            num_tokens = usage["completion_tokens"]
+            until(lambda: samples(verify_url)["outrider_generation_tokens_total"] >= num_tokens, "tokens are missing")
+            until(
+                lambda: samples(draft_url)["outrider_draft_verdict_tokens_total"] >= num_tokens, "verdicts are missing"
+            )
             verify, draft = samples(verify_url), samples(draft_url)
-            until(lambda: has_all(collector, usage))  # at its end a service gives its spans a second alone
+            until(
+                lambda: has_all(collector, usage), "spans are missing"
+            )  # at its end a service gives its spans a second alone
             said: list[str] = []
             assert drafters(["list", f"--verify-address={address}"], said.append) == 0
             assert "NGRAM" in said[-1]

@@ -13,10 +13,11 @@ from transformers import AutoModelForCausalLM
 
 from gateway.app import create_app
 from outrider.args import GatewayArgs
-from tests.e2e.pair import drafter_of, running, until
+from tests.e2e.pair import drafter_of, running
 from tests.e2e.small_model import write_small_model
 from tests.gateway import models
 from tests.gateway.fakes import FAST_PROBE, is_ready
+from tests.polling import until_async
 
 MOST = 48
 MESSAGES = [{"role": "user", "content": "How are you today?"}]
@@ -49,7 +50,7 @@ async def test_greedy_answers_are_those_of_generate(tmp_path: Path) -> None:
             app.router.lifespan_context(app),
             httpx.AsyncClient(transport=transport, base_url="http://x") as http,
         ):
-            await until(lambda: is_ready(app.state.gateway))
+            await until_async(lambda: is_ready(app.state.gateway), "the gateway is not ready", pause_s=0)
 
             async def ask(path: str, **body: Any) -> Any:
                 reply = await http.post(path, json=body)

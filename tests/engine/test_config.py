@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from engine.config import ModelConfig, RopeScaling
+from engine.config import ModelConfig
 from engine.feature_spec import FeatureSpec
+from engine.rope_config import RopeScaling
 from outrider.errors import StartupError
 
 GOOD: dict[str, Any] = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -284,12 +283,6 @@ class LoopThread:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-
-
-def until(holds: Callable[[], bool]) -> None:
-    """Returns once a condition holds; what it waits for may run in this process."""
-    while not holds():
-        time.sleep(0.01)
 
 
 @dataclass

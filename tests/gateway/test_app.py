@@ -23,8 +23,9 @@ from outrider.args import GatewayArgs
 from outrider.errors import StartupError
 from outrider.serving import check_free
 from tests.gateway.conftest import ANSWER
-from tests.gateway.fakes import FakeVerify, LoopThread, serving, until
+from tests.gateway.fakes import FakeVerify, LoopThread, serving
 from tests.image import hiding_all_but
+from tests.polling import until
 
 ROOT = Path(__file__).parents[2]
 RUN = """
@@ -86,7 +87,7 @@ def url_of(process: subprocess.Popen[str]) -> str:
 
 def until_healthy(client: httpx.Client) -> None:
     """Returns when a request would be served."""
-    until(lambda: client.get("/health").status_code == 200)
+    until(lambda: client.get("/health").status_code == 200, "the gateway is not healthy")
 
 
 def ask(client: httpx.Client, **fields: Any) -> httpx.Response:
@@ -222,7 +223,7 @@ def test_before_it_drains_a_balancer_may_notice(
             lines = reply.iter_lines()
             next(lines)
             process.send_signal(signal.SIGTERM)
-            until(lambda: client.get("/health").status_code == 503)
+            until(lambda: client.get("/health").status_code == 503, "the gateway does not drain")
             loop.run(release(fake))
             assert "data: [DONE]" in list(lines)
         assert ask(client).status_code == 200

@@ -18,7 +18,8 @@ from tokenizers import Tokenizer
 from outrider.errors import InvalidArgument, ResourceExhausted
 from outrider.wire import unpack_ids
 from tests.gateway.conftest import ANSWER
-from tests.gateway.fakes import FAST_RETRY, FakeVerify, RunningGateway, running, until
+from tests.gateway.fakes import FAST_RETRY, FakeVerify, RunningGateway, running
+from tests.polling import until
 
 CHAT = "/v1/chat/completions"
 USER: Any = [{"role": "user", "content": "Hi!"}]
@@ -695,7 +696,7 @@ def test_no_replica_goes_on(folder: Path, tokenizer: Tokenizer, tmp_path: Path) 
 
 def wait_until_up(gateway: RunningGateway) -> None:
     """Returns when the gateway serves again."""
-    until(lambda: httpx.get(f"{gateway.url}/health").status_code == 200)
+    until(lambda: httpx.get(f"{gateway.url}/health").status_code == 200, "the gateway does not serve again")
 
 
 def test_the_answer_takes_too_long(folder: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -704,7 +705,7 @@ def test_the_answer_takes_too_long(folder: Path, tokenizer: Tokenizer, tmp_path:
         reply = httpx.post(gateway.url + CHAT, json={"messages": USER})
         check_error(reply, 504, "timeout")
         assert reply.headers["x-should-retry"] == "false"  # it would take as long again
-        until(lambda: not gateway.verify[0].active)
+        until(lambda: not gateway.verify[0].active, "the call to verify was not ended")
 
 
 def test_without_verify_there_is_no_service(folder: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -17,8 +17,9 @@ from gateway.app import listen
 from outrider.args import GatewayArgs
 from outrider.telemetry import Throttle
 from tests.gateway import fakes
-from tests.gateway.fakes import RunningGateway, until
+from tests.gateway.fakes import RunningGateway
 from tests.gateway.test_http_faults import head, plain_fake, raw, read_status, stream_head
+from tests.polling import until
 
 OPENAPI = b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n"
 LAST = OPENAPI[:-2] + b"connection: close\r\n\r\n"
@@ -67,7 +68,10 @@ def test_answers_that_nobody_reads(
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
                 connection.connect(("127.0.0.1", gateway.port))
                 connection.sendall(OPENAPI * (num_answers - 1) + LAST)
-                until(lambda least=num_dropped: [log["event"] for log in logs].count(DROPPED) >= least)
+                until(
+                    lambda least=num_dropped: [log["event"] for log in logs].count(DROPPED) >= least,
+                    "a slow reader was not dropped",
+                )
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -190,5 +194,5 @@ def test_requests_without_a_key_fill_no_log(
         for _ in range(4):
             assert client.get("/v1/models").status_code == 401
         assert client.get("/v1/models", headers={"authorization": "Bearer k"}).status_code == 200
-        until(lambda: 200 in told())  # a moment after its last byte
+        until(lambda: 200 in told(), "the answer was not logged")  # a moment after its last byte
     assert told() == [401, 401, 200]

@@ -18,7 +18,8 @@ from tokenizers import Tokenizer
 from gateway import offload, tokenization
 from gateway.replicas import ReplicaSet
 from outrider.errors import InvalidArgument, OutriderError, ResourceExhausted, Unauthenticated, Unavailable
-from tests.gateway.fakes import FakeVerify, RunningGateway, running, until
+from tests.gateway.fakes import FakeVerify, RunningGateway, running
+from tests.polling import until
 
 USER: Any = [{"role": "user", "content": "Hi!"}]
 
@@ -225,7 +226,8 @@ def test_times_begin_with_the_request(metered: RunningGateway) -> None:
         slow.putheader("content-type", "application/json")
         slow.putheader("content-length", str(len(body)))
         slow.endheaders()
-        until(lambda: _metrics(client)["outrider_http_requests_in_flight"] >= 2)  # that which asks is the other
+        in_flight = "outrider_http_requests_in_flight"
+        until(lambda: _metrics(client)[in_flight] >= 2, "only the request that asks is in flight")
         began = time.monotonic()
         for _ in range(20):
             _metrics(client)
@@ -265,7 +267,7 @@ def test_what_verify_refuses_costs_nothing(
 ) -> None:
     (verify,) = metered.verify
     with httpx.Client(base_url=metered.url) as client:
-        until(lambda: client.get("/health").status_code == 200)
+        until(lambda: client.get("/health").status_code == 200, "the gateway is not healthy")
         before, left = _metrics(client), _tokens_left(client)
         verify.reset()
         verify.refuse = refusal

@@ -20,8 +20,9 @@ from tokenizers import Tokenizer
 from gateway import http_guard
 from outrider.telemetry import Throttle
 from tests.certificates import Authority
-from tests.gateway.fakes import FakeVerify, RunningGateway, running, until
+from tests.gateway.fakes import FakeVerify, RunningGateway, running
 from tests.gateway.test_http_faults import raw, read_status
+from tests.polling import until
 
 Start = Callable[..., contextlib.AbstractContextManager[RunningGateway]]
 
@@ -160,7 +161,7 @@ def test_scans_slow_headers_and_garbage_get_nowhere_and_are_logged(
         assert gone(gateway.port, b"GET / HTTP/1.1\r\nx: " + b"y" * 40_000).split()[1] == b"431"
         gone(gateway.port, b"", read=False)  # a scan
         assert httpx.get(f"{gateway.url}/health").status_code == 200
-        until(lambda: len(events()) == 5)
+        until(lambda: len(events()) == 5, "not every connection's end was logged")
     assert sorted(events(), key=str) == [
         ("a connection ended without a request", None), ("a connection ended without a request", None),
         ("refused a connection", 400), ("refused a connection", 408), ("refused a connection", 431),

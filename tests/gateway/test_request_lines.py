@@ -11,9 +11,10 @@ from structlog.testing import capture_logs
 from tokenizers import Tokenizer
 
 from outrider.v1 import verify_pb2
-from tests.gateway.fakes import FAST_RETRY, running, until
+from tests.gateway.fakes import FAST_RETRY, running
 from tests.gateway.multiplexed import Aborted
 from tests.gateway.test_http_faults import CHAT, USER, plain_fake
+from tests.polling import until
 
 
 def ask(client: httpx.Client, name: str, **fields: object) -> httpx.Response:
@@ -42,7 +43,7 @@ def test_lines_about_a_request_name_it(folder: Path, tokenizer: Tokenizer, tmp_p
         verify.say = says
         verify.break_after = [2, *[0] * FAST_RETRY.max_failures]
         assert ask(client, "broken", stream=True).status_code == 200
-        until(lambda: COUNTED in client.get("/metrics").text)  # a moment after its last byte
+        until(lambda: COUNTED in client.get("/metrics").text, "it was not counted")  # a moment after its last byte
     ids = {(log["event"], log.get("request_id")) for log in logs}
     assert {
         ("ignored an unknown field", "odd"), ("a call failed", "failing"), ("a generate call broke", "broken"),

@@ -170,5 +170,5 @@ class Head(ABC):
         return self.narrow_logits(outputs).float()
 
     def narrow_logits(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Logits in the dtype that the output head gives them in."""
+        """Logits [T, drafted] in the dtype that the output head gives them in, from outputs [T, hidden]."""
         return self._head(outputs)

@@ -43,7 +43,7 @@ class GraphedHead:
             graphs.capture()
 
     def forward(self, batch: Batch, states: torch.Tensor, stage: int) -> HeadStep | None:
-        """A step replayed, its logits good until the next; None where no graph holds it."""
+        """A step replayed on states [rows, hidden], its logits good until the next; None where no graph holds it."""
         graph = self._stages[stage].find(batch)
         if graph is None:
             return None

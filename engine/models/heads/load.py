@@ -94,7 +94,7 @@ class HeadFolder:
         return tensor
 
     def mapping(self, name: str) -> torch.Tensor:
-        """d2t or t2d, which are no floating-point tensors."""
+        """d2t [drafted] or t2d [vocabulary], which are no floating-point tensors."""
         stored = self.names.stored[name]
         if isinstance(self.checkpoint, DummyCheckpoint):
             return torch.zeros(self.checkpoint.shapes()[stored], dtype=torch.int64)
@@ -203,7 +203,7 @@ def _vocabulary(opened: HeadFolder, target: TargetShape, target_load_format: str
 
 
 def own_tokens(opened: HeadFolder, config: Eagle3Config) -> torch.Tensor | None:
-    """The target's ids of an EAGLE-3 head's output rows; None where they are the same."""
+    """The target's ids, int64 [drafted], of an EAGLE-3 head's output rows; None where they are the same."""
     own, vocab_size = opened.names.stored, config.block.vocab_size
     drafted = config.draft_vocab_size or vocab_size
     if DRAFT_TO_TARGET not in own:

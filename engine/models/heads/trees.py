@@ -135,7 +135,7 @@ class NativeTrees:
     def run_first(self, inputs: torch.Tensor, first: int, end: int, *, are_states: bool) -> None:
         """The last rows of each sequence are run in step 0, on states, or on features, which the head fuses.
 
-        They are rows first..end-1 of `inputs`.
+        They are rows first..end-1 of `inputs`, [any, hidden or feature width].
         """
         width, dtype = self._head.hidden if are_states else self._head.input_width, self._head.dtype
         if end - first != self._num_behind or inputs.shape[1] != width:

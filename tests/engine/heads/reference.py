@@ -5,13 +5,9 @@ Shares no code with engine/models/heads. A sequence is rows (token i + 1, state 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from tests.engine.heads.make import CONFIG, HEAD_DIM, HEADS, KV_HEADS, Tensors, Written
-
-Forward = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def rms(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
