@@ -49,7 +49,7 @@ def chat_rules(body: ChatCompletionRequest, ready: Ready, prompt_tail: str, cont
 
 def rewrites(body: ChatCompletionRequest, ready: Ready) -> bool:
     """Whether the rules put schemas in other words: where output is held to them, or their types are read."""
-    if body.response_format is not None:
+    if body.response_format is not None or body.structured_outputs is not None:
         return True
     tools = body.tools or ()
     is_forced = body.tool_choice not in (None, "auto", "none")

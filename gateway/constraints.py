@@ -11,13 +11,14 @@ from gateway.error_values import missing, shown
 from gateway.field_names import Names
 from gateway.reasoning import ReasoningFormat
 from gateway.sayable import check_schema, sayable
-from gateway.schemas import OpenAIFields, ResponseFormat, SglangSampling
+from gateway.schemas import OpenAIFields, ResponseFormat, SglangSampling, StructuredOutputs
 from outrider.errors import InvalidArgument
 from outrider.v1 import common_pb2
 from outrider.wire import JSON_STYLE, MAX_GRAMMAR_BYTES
 
 _KINDS = ("json_schema", "regex", "ebnf")
 _BESIDE = ("regex", "ebnf")  # fields of SGLang's that stand beside OpenAI's `response_format`
+_FIELDS = (*_BESIDE, "structured_outputs", "response_format")
 
 
 def of_response_format(given: ResponseFormat | None) -> common_pb2.Grammar | None:
@@ -41,20 +42,58 @@ def of_response_format(given: ResponseFormat | None) -> common_pb2.Grammar | Non
     return of_schema(sayable(asked.schema, strict=strict))
 
 
-def of_openai(fields: OpenAIFields) -> common_pb2.Grammar | None:
-    """The grammar of `response_format`, or of SGLang's `regex` or `ebnf` beside OpenAI's fields; one may be given."""
-    given = {kind: value for kind in _BESIDE if (value := getattr(fields, kind)) is not None}
-    grammar = of_response_format(fields.response_format)
-    if len(given) + (grammar is not None) > 1:
+def of_structured_outputs(given: StructuredOutputs | None) -> common_pb2.Grammar | None:
+    """vLLM's `structured_outputs` as a grammar; None for free text. Schemas are strict, as those of `/generate`."""
+    if given is None:
+        return None
+    asked = {name: value for name in given.__struct_fields__ if (value := getattr(given, name)) not in (None, False)}
+    if len(asked) > 1:
         raise InvalidArgument(
-            "Only one of response_format, regex and ebnf may be given.", field=next(iter(given)), code="invalid_value"
+            f"Only one of {', '.join(asked)} may be given.", field=f"structured_outputs.{[*asked][1]}",
+            code="invalid_value",
+        )  # fmt: skip
+    match asked:
+        case {"json": str(text)}:
+            return _of_schema_text(text, "structured_outputs.json")
+        case {"json": schema}:
+            return _of_schema_text(msgspec.json.encode(schema).decode(), "structured_outputs.json")
+        case {"regex": regex}:
+            return common_pb2.Grammar(regex=regex)
+        case {"choice": choices}:
+            return common_pb2.Grammar(ebnf="start: " + " | ".join(map(json.dumps, choices)))
+        case {"grammar": text}:
+            return common_pb2.Grammar(ebnf=text)
+        case {"structural_tag": _}:
+            raise InvalidArgument(
+                "This server does not support 'structural_tag'.",
+                field="structured_outputs.structural_tag", code="unsupported_value",
+            )  # fmt: skip
+        case {"json_object": _}:
+            return common_pb2.Grammar(json_object=True)
+    return None
+
+
+def of_openai(fields: OpenAIFields) -> common_pb2.Grammar | None:
+    """The grammar of `response_format`, of SGLang's `regex` or `ebnf`, or of vLLM's `structured_outputs`, of which one
+    may be given."""
+    asked = {
+        name: common_pb2.Grammar(**{name: value}) for name in _BESIDE if (value := getattr(fields, name)) is not None
+    }
+    asked |= {
+        "structured_outputs": of_structured_outputs(fields.structured_outputs),
+        "response_format": of_response_format(fields.response_format),
+    }
+    given = {name: grammar for name, grammar in asked.items() if grammar is not None}
+    if len(given) > 1:
+        raise InvalidArgument(
+            f"Only one of {', '.join(_FIELDS)} may be given.", field=next(iter(given)), code="invalid_value"
         )
-    return common_pb2.Grammar(**given) if given else grammar
+    return next(iter(given.values()), None)
 
 
 def grammar_field(fields: OpenAIFields) -> str:
     """The field that `of_openai` takes the grammar from."""
-    return next((kind for kind in _BESIDE if getattr(fields, kind) is not None), "response_format")
+    return next((name for name in _FIELDS if getattr(fields, name) is not None), "response_format")
 
 
 def of_schema(schema: object) -> common_pb2.Grammar:

@@ -75,7 +75,8 @@ def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
     """A schema whose objects have no properties but those that they name: if any, and if nothing is said of others.
 
     The whole is closed even if it names none. What several keywords or references describe together stays open, and
-    what is referred to in such a place. vLLM's and SGLang's grammars close all objects.
+    what is referred to in such a place. A small model would go on inventing properties; vLLM's and SGLang's grammars
+    close all objects.
     """
     references, alone = _references(schema), list[str]()
     if not all(reference.startswith(("#/$defs/", "#/definitions/")) for reference in references):

@@ -15,7 +15,7 @@ import msgspec
 
 from gateway.branches import Branches, listed, type_of
 from gateway.error_values import shown
-from gateway.json_schema import check_depth, moved, schemas_in, with_inner
+from gateway.json_schema import check_depth, closed, moved, schemas_in, with_inner
 from gateway.pattern_starts import never_meet
 from gateway.patterns import in_rust, is_regular
 from outrider.errors import InvalidArgument
@@ -58,10 +58,10 @@ def check_schema(schema: Mapping[str, Any] | None, field: str, *, strict: bool) 
 
 
 def sayable(schema: Mapping[str, Any], *, strict: bool) -> dict[str, Any]:
-    """The schema, or one that allows all that it does and more where it is not strict."""
+    """The schema with its objects `closed`, or one that allows all that this does and more where it is not strict."""
     if len(msgspec.json.encode(schema)) > MAX_GRAMMAR_BYTES:  # it will be refused, or holds nothing to it
         return dict(schema)
-    own = _respelled(moved(schema, "#"))
+    own = _respelled(moved(closed(schema), "#"))
     return _exact(own, Branches(own)) if strict else _relaxed(own)
 
 

@@ -101,14 +101,29 @@ class ResponseFormat(Struct, kw_only=True):
     json_schema: JsonSchema | None = None
 
 
+class StructuredOutputs(Struct, kw_only=True):
+    """vLLM's way of saying what the output must match: one of these."""
+
+    json: dict[str, Any] | str | None = None  # a schema, or its text
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1, max_length=1024)] | None = None
+    grammar: str | None = None
+    structural_tag: Any = None
+
+
 class OpenAIFields(SamplingFields, kw_only=True):
-    """What chat and plain completions share beyond sampling; the last block is accepted and has no effect."""
+    """What chat and plain completions share beyond sampling.
+
+    Of the last two blocks one is accepted and has no effect; the other is refused: answers without it are wrong.
+    """
 
     model: str | None = None
     max_tokens: Count | None = None
     response_format: ResponseFormat | None = None
     regex: str | None = None
     ebnf: str | None = None
+    structured_outputs: StructuredOutputs | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -118,6 +133,15 @@ class OpenAIFields(SamplingFields, kw_only=True):
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    allowed_token_ids: Any = None
+    bad_words: Any = None
+    include_stop_str_in_output: bool | None = None
+    use_beam_search: bool | None = None
 
 
 class ContentPart(Struct, kw_only=True):

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from gateway.error_values import missing, shown
-from gateway.json_schema import closed, moved
+from gateway.json_schema import moved
 from gateway.sayable import check_schema, sayable
 from gateway.tool_schemas import NamedTool, Tool, ToolChoice, ToolChoiceObject
 from outrider.errors import InvalidArgument
@@ -136,7 +136,7 @@ def call_schema(tool: Tool) -> dict[str, Any]:
 def arguments_schema(tool: Tool) -> dict[str, Any]:
     """A tool's schema, of an object though it may not say so: as much as can be of it, or all where it is strict.
 
-    One that is not strict is closed: a small model would go on inventing arguments. One without parameters has none.
+    One without parameters has none.
     """
     given = {"type": "object", **(tool.function.parameters or {"properties": {}, "additionalProperties": False})}
-    return sayable(given, strict=True) if tool.function.strict else sayable(closed(given), strict=False)
+    return sayable(given, strict=bool(tool.function.strict))

@@ -17,6 +17,15 @@ def _given(name: str) -> Callable[[Any], object]:
     return lambda request: getattr(request, name)
 
 
+# Constraints and searches of vLLM's: who asks for them could not tell from an answer that it is not held to them.
+_OF_VLLM: dict[str, Callable[[Any], object]] = {
+    name: _given(name)
+    for name in (
+        "guided_json", "guided_regex", "guided_choice", "guided_grammar", "allowed_token_ids", "bad_words",
+        "include_stop_str_in_output", "use_beam_search",
+    )
+}  # fmt: skip
+
 _REFUSED: dict[type, dict[str, Callable[[Any], object]]] = {
     ChatCompletionRequest: {
         "functions": lambda request: request.functions is not None,
@@ -24,10 +33,12 @@ _REFUSED: dict[type, dict[str, Callable[[Any], object]]] = {
         "modalities": lambda request: request.modalities is not None and request.modalities != ["text"],
         "audio": lambda request: request.audio is not None,
         "web_search_options": lambda request: request.web_search_options is not None,
+        **_OF_VLLM,
     },
     CompletionRequest: {
         "suffix": _given("suffix"),
         "best_of": lambda request: request.best_of is not None and request.best_of != (request.n or 1),
+        **_OF_VLLM,
     },
     GenerateRequest: {
         "token_ids_logprob": _given("token_ids_logprob"),
@@ -42,11 +53,19 @@ _REFUSED: dict[type, dict[str, Callable[[Any], object]]] = {
         "n": lambda request: request.n not in (None, 1),
     },
 }
-_TEXTS = frozenset(("suffix", "image_data"))  # what somebody wrote is not told
+_TEXTS = frozenset(
+    ("suffix", "image_data", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "bad_words")
+)  # what somebody wrote is not told
 _HINTS = {
     "functions": " Use `tools`.",
     "function_call": " Use `tool_choice`.",
     "token_ids_logprob": " Use `top_logprobs_num`.",
+    "guided_json": " Use `structured_outputs` or `response_format`.",
+    "guided_regex": " Use `structured_outputs` or `regex`.",
+    "guided_choice": " Use `structured_outputs`.",
+    "guided_grammar": " Use `structured_outputs` or `ebnf`.",
+    "allowed_token_ids": " Use `logit_bias`, `regex` or `ebnf`.",
+    "bad_words": " Use `logit_bias`.",
 }
 
 

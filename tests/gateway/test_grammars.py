@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+import msgspec
 import pytest
 
-from gateway.constraints import after_reasoning, calls_after_reasoning, of_response_format, of_schema
+from gateway.constraints import (
+    after_reasoning,
+    calls_after_reasoning,
+    of_response_format,
+    of_schema,
+    of_structured_outputs,
+)  # fmt: skip
 from gateway.reasoning import NAMES, reasoning_format
-from gateway.schemas import JsonSchema, ResponseFormat
+from gateway.schemas import JsonSchema, ResponseFormat, StructuredOutputs
 from gateway.tool_parsers.formats import tool_format
 from gateway.tool_schemas import FunctionDefinition, NamedFunction, Tool, ToolChoice, ToolChoiceObject
 from gateway.tools import plan_tools
@@ -31,6 +39,35 @@ TOOLS = [
 SCHEMAS: Any = {"push": LIST, "now": {"type": "object"}}
 GOOD = '{"value": 1, "next": {"value": 2, "next": null}}'
 BAD = '{"value": 1, "next": {"value": "x"'
+
+
+@pytest.mark.parametrize(
+    ("asked", "good", "bad"),
+    [
+        ({"choice": ["yes", 'no "never"', "žluť\n"]}, ["yes", 'no "never"', "žluť\n"], ["maybe", "no n"]),
+        ({"regex": "[a-c]{3}"}, ["abc"], ["abd"]),
+        ({"grammar": 'root ::= "a" "b"'}, ["ab"], ["b"]),
+        ({"json": LIST}, [GOOD], [BAD]),
+        ({"json": json.dumps(LIST)}, [GOOD], [BAD]),
+        ({"json_object": True}, ['{"a": 1}'], ["[1]"]),
+    ],
+)
+def test_structured_outputs(grammars: Grammars, asked: dict[str, Any], good: list[str], bad: list[str]) -> None:
+    grammar = of_structured_outputs(msgspec.convert(asked, StructuredOutputs))
+    assert [grammars.takes(grammar, text) for text in (*good, *bad)] == [True] * len(good) + [False] * len(bad)
+
+
+def test_no_structured_outputs_are_free_text() -> None:
+    assert of_structured_outputs(None) is of_structured_outputs(StructuredOutputs(json_object=False)) is None
+
+
+@pytest.mark.parametrize("strict", [True, False, None])
+def test_answers_have_no_properties_but_those_that_are_named(grammars: Grammars, strict: bool | None) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "object"}}, "required": ["a"]}
+    asked = ResponseFormat(type="json_schema", json_schema=JsonSchema(schema=schema, strict=strict))
+    for grammar in (of_response_format(asked), of_structured_outputs(StructuredOutputs(json=schema))):
+        assert grammars.takes(grammar, '{"a": 1, "b": {"any": "thing"}}')
+        assert not grammars.takes(grammar, '{"a": 1, "c"')
 
 
 @pytest.mark.parametrize(("parallel", "second"), [(True, True), (False, False)])

@@ -213,8 +213,7 @@ def test_only_strict_tools_are_held_to_all_of_their_schema(
     held = json.loads(gateway.verify[0].requests[-1].sampling.grammar.json_schema)
     tags: Any = {"type": "array", "items": {"type": "string"}}
     properties = LOOSE["properties"] if strict else {"tags": tags, "format": {"type": "string"}}
-    closed = {} if strict else {"additionalProperties": False}
-    assert held == {"type": "object", "properties": properties, **closed}
+    assert held == {"type": "object", "properties": properties, "additionalProperties": False}
 
 
 @pytest.mark.parametrize("parameters", [None, {}, {"type": "object", "properties": {}}])
@@ -362,6 +361,16 @@ def test_whole_numbers_of_any_size_reach_the_template(client: openai.OpenAI) -> 
         ({"tools": [NOW, {"type": "function", "function": {"name": "f", "parameters": ROUNDED, "strict": True}}]},
          "invalid_json_schema", "tools[1].function.parameters"),
         ({"regex": "a+", "ebnf": "root ::= x"}, "invalid_value", "regex"),
+        ({"structured_outputs": {"choice": ["a"]}, "response_format": {"type": "json_object"}}, "invalid_value",
+         "structured_outputs"),
+        ({"structured_outputs": {"choice": ["a"], "regex": "a"}}, "invalid_value", "structured_outputs.choice"),
+        ({"structured_outputs": {"choice": []}}, "empty_array", "structured_outputs.choice"),
+        ({"structured_outputs": {"json": DEEP}}, "invalid_json_schema", "structured_outputs.json"),
+        ({"structured_outputs": {"json": "{"}}, "invalid_json_schema", "structured_outputs.json"),
+        ({"structured_outputs": {"structural_tag": "{}"}}, "unsupported_value", "structured_outputs.structural_tag"),
+        ({"guided_choice": ["a"]}, "unsupported_value", "guided_choice"),
+        ({"allowed_token_ids": [1]}, "unsupported_value", "allowed_token_ids"),
+        ({"use_beam_search": True}, "unsupported_value", "use_beam_search"),
         ({"top_logprobs": 2}, "invalid_value", "top_logprobs"),
     ],
 )  # fmt: skip
