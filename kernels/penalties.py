@@ -68,7 +68,7 @@ class Penalties:
             bias_ids=np.fromiter(bias.keys(), np.int64, len(bias)),
             bias_values=np.fromiter(bias.values(), np.float32, len(bias)),
             min_tokens=min_tokens,
-            stop_ids=np.unique(np.fromiter(stop_ids, np.int64)),
+            stop_ids=np.array(sorted(set(stop_ids)), np.int64),
         )
 
     @property

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import os
 from typing import Any, NamedTuple
 
 import grpc
@@ -11,7 +13,15 @@ from google.protobuf import any_pb2, duration_pb2
 from google.protobuf.message import DecodeError
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
-from outrider.errors import BY_STATUS, DeadlineExceeded, Internal, InvalidArgument, OutriderError, ResourceExhausted
+from outrider.errors import (
+    BY_STATUS,
+    DeadlineExceeded,
+    Internal,
+    InvalidArgument,
+    OutriderError,
+    ResourceExhausted,
+    Unavailable,
+)
 from outrider.telemetry import get_logger
 
 log = get_logger(__name__)
@@ -21,6 +31,7 @@ _ERROR_DOMAIN = "outrider"
 _INTERNAL_CODE = "internal_error"  # tells our INTERNAL, whose message is meant for callers, from gRPC's and proxies'
 # A message travels three times among headers, of which gRPC takes 8 KiB, and at up to three bytes for one.
 _MAX_MESSAGE_BYTES = 1000
+_SPENT = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))  # of this process or machine: another may serve
 _MAX_RETRY_AFTER_S = 60.0  # of a peer's, which goes on to clients; none of ours tells more
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -39,6 +50,9 @@ def told_error(error: Exception, method: str) -> OutriderError:
         return DeadlineExceeded("the deadline passed")
     if isinstance(error, DecodeError):  # of what the caller sent: nothing else is decoded while a call is handled
         return InvalidArgument("the bytes sent are no message of this method, or hold a string that is not UTF-8")
+    if isinstance(error, OSError) and error.errno in _SPENT:
+        log.error("the system gives no more", method=method, reason=str(error))
+        return Unavailable(f"this server can have no more files or memory now: {os.strerror(error.errno)}")
     log.error("unexpected error in handler", method=method, exc_info=error)
     return Internal("internal error; the server's log has it")
 

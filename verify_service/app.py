@@ -31,6 +31,7 @@ from outrider.strangers import Strangers
 from outrider.telemetry import announce, configure_logging, get_logger
 from outrider.tracing import Tracing, tracing_of
 from outrider.v1 import admin_pb2_grpc, common_pb2, verify_pb2, verify_pb2_grpc
+from outrider.watchdog import beats, watching
 from verify_service import admin
 from verify_service.calls import Calls
 from verify_service.commands import Inbox, Stop
@@ -98,6 +99,7 @@ async def serve(
     registry = make_registry(step_loop, servicer.totals, servicer.model_name)
     registry.register(strangers.families)
     metrics = serve_metrics(registry, args.metrics_host, args.metrics_port)
+    progress = {"engine": step_loop.counters.progress, "event loop": beats(loop)}
     async with strangers.watched(addresses), metrics as metrics_address:
         await server.start()
         async with _engine_thread(step_loop, loaded.runner.device, servicer.calls, inbox, stop) as failed:
@@ -107,17 +109,21 @@ async def serve(
                 announce(f"verify tells metrics at {metrics_address}")
             if on_ready is not None:
                 on_ready(servicer)
-            await stop.asked.wait()
-
-            servicer.calls.draining = True
-            rpc.set_serving(health, SERVICES, False)
-            if not failed:
-                await first_of(servicer.calls.idle.wait(), stop.hurry.wait(), timeout_s=args.shutdown_grace_s)
+            with watching(args.watchdog_timeout, progress):
+                await stop.asked.wait()
+                rpc.set_serving(health, SERVICES, False)
+                await _drain(servicer.calls, stop, 0.0 if failed else args.shutdown_grace_s)
         servicer.end_streams()
         await server.stop(grace=1.0)
     if tracing is not None:
         await tracing.close(stop.hurry)
     return 1 if failed else 0
+
+
+async def _drain(calls: Calls, stop: Stopping, grace_s: float) -> None:
+    """Takes no more calls, and waits for those that run."""
+    calls.draining = True
+    await first_of(calls.idle.wait(), stop.hurry.wait(), timeout_s=grace_s)
 
 
 def build_step_loop(

@@ -50,6 +50,10 @@ class Counters:
         self._lap_ns = now_ns
         return now_ns
 
+    def progress(self) -> object:
+        """For a watchdog: what changes as the loop goes on, None while it waits for commands."""
+        return None if self.is_idle else (self._lap_ns, self.steps)
+
     def spent_ns(self) -> list[int]:
         """Nanoseconds by phase, the idle time since the last lap included; never less than was read before."""
         spent_ns = self.phase_ns.copy()

@@ -142,10 +142,9 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         self, request: verify_pb2.VerifyServiceGetServerInfoRequest, context: grpc.aio.ServicerContext
     ) -> verify_pb2.VerifyServiceGetServerInfoResponse:
         """What is served, its limits, and counters since start."""
-        scheduler = self._engine.scheduler
+        scheduler, counters = self._engine.scheduler, self._engine.counters
         pages = scheduler.pages
         drafters = [stream.drafter for stream in self._streams if stream.drafter is not None]
-        counters = self._engine.counters
         return verify_pb2.VerifyServiceGetServerInfoResponse(
             version=__version__,
             wire_version=WIRE_VERSION,

@@ -138,6 +138,11 @@ class VerifyArgs(ObservingArgs, ServingArgs):
         1.0, "speculation", "The same: drafts are accepted as if they were so many times likelier (1 over this)."
     )
     disable_speculation_brake: bool = arg(False, "speculation", "Verify drafts as they come, whether or not they pay.")
+    watchdog_timeout: float = arg(
+        300.0, "network",
+        "Seconds without progress, of a step or of the event loop, after which the process ends with exit code 1, so "
+        "that answers go on elsewhere and it is started again; 0: never.",
+    )  # fmt: skip
     shutdown_grace_s: float = arg(30.0, "network", "Time that running requests get to finish on SIGTERM.")
     decode_log_interval: int = arg(40, "observing", "Steps between log lines about decoding; 0: none.")
 
@@ -172,7 +177,7 @@ class VerifyArgs(ObservingArgs, ServingArgs):
             raise StartupError(f"--mem-fraction-static is {self.mem_fraction_static}; it must lie between 0 and 1")
         at_least(
             self, 0, "max_queued_requests", "max_assumed_tokens", "max_draft_wait_ms", "shutdown_grace_s",
-            "decode_log_interval",
+            "watchdog_timeout", "decode_log_interval",
         )  # fmt: skip
         check_model(self)
         if self.torch_compile_max_bs != VerifyArgs.torch_compile_max_bs and not self.enable_torch_compile:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 import grpc
@@ -9,8 +10,8 @@ import pytest
 from google.protobuf import any_pb2, duration_pb2
 from google.rpc import error_details_pb2, status_pb2
 
-from outrider.errors import InvalidArgument, ResourceExhausted, Unavailable
-from outrider.statuses import details_of, error_of
+from outrider.errors import Internal, InvalidArgument, ResourceExhausted, Unavailable
+from outrider.statuses import details_of, error_of, told_error
 
 CORRUPT = any_pb2.Any(type_url="type.googleapis.com/google.rpc.BadRequest", value=b"\xff\xff")
 
@@ -56,3 +57,10 @@ def test_a_peers_delay_is_bounded(told_s: int, kept_s: float) -> None:
     error = error_of(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", data)
     assert isinstance(error, ResourceExhausted)
     assert error.retry_after_s == kept_s
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+def test_a_process_that_can_have_no_more_may_be_another_day_or_another_replica(number: int) -> None:
+    told = told_error(OSError(number, "no more"), "/method")
+    assert type(told) is Unavailable
+    assert type(told_error(OSError(errno.EACCES, "no"), "/method")) is Internal
