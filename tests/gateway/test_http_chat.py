@@ -157,12 +157,13 @@ def test_sampling_is_passed_on(client: openai.OpenAI, gateway: RunningGateway) -
 
 def test_response_formats(client: openai.OpenAI, gateway: RunningGateway) -> None:
     schema = {"type": "object", "properties": {"é": {"type": "integer"}}}
+    closed = schema | {"additionalProperties": False}
     cases: list[tuple[Any, common_pb2.Grammar]] = [
         ({"type": "json_object"}, common_pb2.Grammar(json_object=True)),
         ({"type": "json_schema", "json_schema": {"name": "n"}}, common_pb2.Grammar(json_object=True)),
         (
             {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}},
-            common_pb2.Grammar(json_schema=json.dumps(schema, ensure_ascii=False, separators=(",", ":"))),
+            common_pb2.Grammar(json_schema=json.dumps(closed, ensure_ascii=False, separators=(",", ":"))),
         ),
     ]
     for given, grammar in cases:
