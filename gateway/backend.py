@@ -16,7 +16,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from gateway.affinity import PromptKeys
-from gateway.call_failures import Broken, NotOffered
+from gateway.call_failures import Broken, Differs, NotOffered
 from gateway.merge import merge
 from gateway.replica import Replica
 from gateway.replicas import ReplicaSet
@@ -48,6 +48,19 @@ class RetryPolicy:
     max_pause_s: float = 1.0
 
 
+@dataclass(slots=True)
+class Numerics:
+    """What all calls of one request are computed with: the `numerics_id` of whichever gave tokens first."""
+
+    id: str | None = None
+
+    def keep_to(self, numerics_id: str) -> None:
+        """Notes what tokens that came are of. Differs where others were first."""
+        self.id = self.id or numerics_id or None
+        if numerics_id and numerics_id != self.id:
+            raise Differs("it computes otherwise than the replica that began this request")
+
+
 class Backend:
     """Opens Generate calls on the replicas."""
 
@@ -61,16 +74,17 @@ class Backend:
 
     def generate(
         self, request: verify_pb2.GenerateRequest, *, timeout_s: float, apart: bool = False,
-        ended: AbstractSet[int] = frozenset(),
+        ended: AbstractSet[int] = frozenset(), numerics: Numerics | None = None,
     ) -> AsyncGenerator[verify_pb2.GenerateResponse]:  # fmt: skip
         """All choices of a request, as they come. A choice's `start` comes again after each failover.
 
         The request must name a seed. `apart` opens a call for each choice, so that one can be ended alone; otherwise
         they share a prefill. `ended` grows while it is read: choices that the caller wants no more of, whose calls end
-        with their next response. Closing the iterator cancels all. Raises what verify answers, Unavailable when no
-        replica can go on, DeadlineExceeded after `timeout_s`.
+        with their next response. `numerics` are shared by calls whose outputs must be computed alike. Closing the
+        iterator cancels all. Raises what verify answers, Unavailable when no replica can go on, DeadlineExceeded after
+        `timeout_s`.
         """
-        route = _Route(self.replicas, self._retry, timeout_s, request)
+        route = _Route(self.replicas, self._retry, timeout_s, request, numerics or Numerics())
         if apart and request.num_choices > 1:
             parts = [_only(request, index, []) for index in _given(request)]
             return merge([self._follow(part, route.fork(), ended) for part in parts])
@@ -97,9 +111,9 @@ class Backend:
                                 yield response
                         if choices.ended:
                             return
-                    route.failed(replica, "the stream ended before the output")
+                    route.failed(replica, Broken("the stream ended before the output"))
                 except Broken as error:
-                    route.failed(replica, str(error), engine=error.engine)
+                    route.failed(replica, error)
                 except NotOffered:
                     again = replica if replica.serving else None  # it may have gone from the addresses meanwhile
                 except ResourceExhausted as error:
@@ -154,10 +168,10 @@ class _Choices:
             replica.check_same(response.start)
         if tokens := response.tokens:
             _check(response, len(self._given[index]), self.request, replica)
+            self._route.numerics.keep_to(self._numerics_id)
             self.progress = True
             self._given[index].extend(tokens)
             self._route.went_well()
-            self._route.keep_to(self._numerics_id)
         if response.HasField("finish"):
             del self._given[index]
         return True
@@ -167,8 +181,9 @@ class _Route:
     """Where one request has been, and where it goes next."""
 
     def __init__(
-        self, replicas: ReplicaSet, retry: RetryPolicy, timeout_s: float, request: verify_pb2.GenerateRequest
-    ) -> None:
+        self, replicas: ReplicaSet, retry: RetryPolicy, timeout_s: float, request: verify_pb2.GenerateRequest,
+        numerics: Numerics,
+    ) -> None:  # fmt: skip
         self.deadline = time.monotonic() + timeout_s
         self._timeout_s = timeout_s
         self._prompt = PromptKeys(request.prompt_tokens, request.cache_salt)
@@ -179,7 +194,7 @@ class _Route:
         self._breaks = 0  # in all
         self._refusals = 0  # of full replicas since the first of these
         self._engines = 0  # that failed, in all
-        self._numerics_id: str | None = None
+        self.numerics = numerics  # from the first tokens on only replicas that would have given the same
         self._full: list[Replica] = []
         self._refusal: ResourceExhausted | None = None
         self._give_up_at = self.deadline
@@ -208,7 +223,7 @@ class _Route:
     def _pick(self) -> Replica:
         try:
             return self._replicas.pick(
-                numerics_id=self._numerics_id,
+                numerics_id=self.numerics.id,
                 avoid=self._full,
                 prompt=self._prompt,
                 num_positions=self._num_positions,
@@ -238,13 +253,11 @@ class _Route:
         """Notes that tokens came."""
         self._failures = self._refusals = 0
 
-    def keep_to(self, numerics_id: str) -> None:
-        """Notes that tokens were given: from here on only replicas that would have given the same."""
-        self._numerics_id = self._numerics_id or numerics_id or None
-
-    def failed(self, replica: Replica, reason: str, *, engine: bool = False) -> None:
+    def failed(self, replica: Replica, broken: Broken) -> None:
         """Notes a call that broke. Unavailable after too many in a row, Internal when engines fail on it."""
-        self._replicas.broke(replica)
+        blamed = not isinstance(broken, Differs)
+        if blamed:
+            self._replicas.broke(replica)
         if self._failures == 0:
             self._give_up_at = min(time.monotonic() + self._retry.patience_s, self.deadline)
         self._failures += 1
@@ -252,10 +265,10 @@ class _Route:
         # Whoever was full when the request came may have room by now, and is waited for like others.
         self._full.clear()
         self._refusal = None
-        log.warning("a generate call broke", address=replica.address, reason=reason, failures=self._failures)
-        if self._failures > self._retry.max_failures:
+        log.warning("a generate call broke", address=replica.address, reason=str(broken), failures=self._failures)
+        if blamed and self._failures > self._retry.max_failures:
             raise Unavailable("The verify services failed on this request.")
-        self._engines += engine
+        self._engines += broken.engine
         if self._engines >= _MAX_ENGINES:
             raise EnginesFailed("The engines of several verify services failed while they computed this request.")
 

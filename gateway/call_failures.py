@@ -26,6 +26,10 @@ class Broken(Exception):
         self.engine = engine
 
 
+class Differs(Broken):
+    """The replica computes otherwise than that which began to answer the request, and is not to blame."""
+
+
 class NotOffered(Exception):
     """The stream ended before a word came: the service knows no streams of many calls, or gRPC lost why it ended. Made
     alone, the call gets its answer."""

@@ -14,7 +14,7 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.backend import Backend, RetryPolicy, _Route
+from gateway.backend import Backend, Numerics, RetryPolicy, _Route
 from gateway.call_failures import NotOffered
 from gateway.replica import Replica
 from gateway.replicas import ProbeTimes, ReplicaSet
@@ -509,6 +509,24 @@ async def test_what_was_given_goes_on_only_where_its_tokens_stay_the_same(tmp_pa
                 await no_longer(backend, first_address, tmp_path)
     assert given == (LONG if breaks_after == 0 else LONG[: len(given)])
     assert len(given) > 0
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("max_failures", [0, 4])
+async def test_calls_of_one_request_are_computed_alike(tmp_path: Path, max_failures: int) -> None:
+    """Whoever is later goes where the first went before it gave a token; the replica is not to blame."""
+    first, other = fake(tmp_path, numerics_id="a"), fake(tmp_path, numerics_id="b", say=by_seed, hold_after=0)
+    retry = replace(FAST_RETRY, max_failures=max_failures)
+    async with backend_of([first, other], tmp_path, retry=retry) as backend:
+        numerics = Numerics()
+        calls = [asyncio.create_task(outputs(backend, ask(), numerics=numerics)) for _ in range(2)]
+        await other.holding.wait()
+        await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+        other.release.set()
+        assert await asyncio.gather(*calls) == [{0: LONG}] * 2
+        assert not any(replica.doubtful for replica in backend.replicas.serving)
+    assert not any(request.resumed_tokens for request in (*first.requests, *other.requests))
+    assert [len(verify.requests) for verify in (first, other)] == [2, 1]
 
 
 @pytest.mark.asyncio
