@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from outrider.args.links import check_address
+from outrider.errors import StartupError
 from outrider.listed_lines import lines_of
 from outrider.resolving import Resolver, endpoints_of, is_name
 
@@ -15,12 +17,20 @@ _FILE = "file:"
 
 
 class Addresses:
-    """The addresses given, looked up again and again; a file or name that cannot be keeps what it stood for last."""
+    """The addresses given, looked up again and again; a file, line or name that cannot be keeps what it stood for last.
+
+    So does a file of which every line stands for nothing.
+    """
 
     def __init__(self, given: Iterable[str]) -> None:
         self._given = tuple(given)
-        self._files = Resolver(_listed, "cannot read verify addresses")
+        self._files = Resolver(self._listed, "cannot read verify addresses")
         self._names = Resolver(endpoints_of, "cannot look up a verify address")
+        self._lines = {
+            address: Resolver(_endpoints_of_line, f"cannot use a line of {address.removeprefix(_FILE)}")
+            for address in self._given
+            if address.startswith(_FILE)
+        }
 
     @property
     def may_change(self) -> bool:
@@ -31,14 +41,27 @@ class Addresses:
         """Every concrete address now."""
         return set(await self._names.resolve(await self._files.resolve(self._given)))
 
+    async def _listed(self, address: str) -> list[str]:
+        """What a file's lines stand for, any other address itself. OSError where they stand for nothing."""
+        if (lines := self._lines.get(address)) is None:
+            return [address]
+        path = Path(address.removeprefix(_FILE))
+        if not (found := await lines.resolve(_read(path))):
+            raise OSError(f"no line of {path} stands for an address")
+        return found
 
-async def _listed(address: str) -> list[str]:
-    return _lines(Path(address.removeprefix(_FILE))) if address.startswith(_FILE) else [address]
 
-
-def _lines(path: Path) -> list[str]:
+def _read(path: Path) -> list[str]:
     """The addresses that a file lists. OSError where it has none: somebody is about to write them."""
     listed = [line for _, line in lines_of(path.read_text(encoding="utf-8"))]
     if not listed:
         raise OSError(f"{path} has no address")
     return listed
+
+
+async def _endpoints_of_line(line: str) -> list[str]:
+    try:
+        check_address("it", line)
+    except StartupError as error:
+        raise OSError(error.message) from error
+    return await endpoints_of(line)

@@ -20,12 +20,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway import chat, completions, info, native, native_info, page, responses_api, tokenization
-from gateway.backend import RetryPolicy
 from gateway.callers import callers_of
 from gateway.edge import Edge
 from gateway.http_guard import guarded
 from gateway.openapi import openapi
 from gateway.replicas import ProbeTimes
+from gateway.route import RetryPolicy
 from gateway.service import Gateway
 from gateway.tls_listener import Server
 from outrider import descriptors

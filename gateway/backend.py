@@ -6,46 +6,21 @@ the first call, so the tokens are those it would have seen.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import copy
-import random
-import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 
-from gateway.affinity import PromptKeys
 from gateway.call_failures import Broken, NotOffered
 from gateway.merge import merge
 from gateway.replica import Replica
 from gateway.replicas import ReplicaSet
-from outrider.errors import DeadlineExceeded, Internal, OutriderError, ResourceExhausted, Unavailable
+from gateway.route import Numerics, RetryPolicy, Route
+from outrider.errors import OutriderError
 from outrider.telemetry import get_logger
 from outrider.v1 import verify_pb2
-from outrider.wire import num_ids, pack_ids, unpack_ids
+from outrider.wire import pack_ids, unpack_ids
 
 log = get_logger(__name__)
-
-_MANY_BREAKS = 8  # of one request, after which each is paused for
-_MAX_ENGINES = 2  # that may fail while they compute a request: it may be the cause, and must not go through them all
-
-
-class EnginesFailed(Internal):
-    """Several engines failed while they computed one request."""
-
-    final = True
-
-
-@dataclass(frozen=True, slots=True)
-class RetryPolicy:
-    """Bounds on failover. `max_failures` counts breaks in a row without a new token; `patience_s` is all the time that
-    may pass, from a break on, without a replica that serves."""
-
-    max_failures: int = 4
-    patience_s: float = 30.0
-    first_pause_s: float = 0.05
-    max_pause_s: float = 1.0
 
 
 class Backend:
@@ -61,22 +36,23 @@ class Backend:
 
     def generate(
         self, request: verify_pb2.GenerateRequest, *, timeout_s: float, apart: bool = False,
-        ended: AbstractSet[int] = frozenset(),
+        ended: AbstractSet[int] = frozenset(), numerics: Numerics | None = None,
     ) -> AsyncGenerator[verify_pb2.GenerateResponse]:  # fmt: skip
         """All choices of a request, as they come. A choice's `start` comes again after each failover.
 
         The request must name a seed. `apart` opens a call for each choice, so that one can be ended alone; otherwise
         they share a prefill. `ended` grows while it is read: choices that the caller wants no more of, whose calls end
-        with their next response. Closing the iterator cancels all. Raises what verify answers, Unavailable when no
-        replica can go on, DeadlineExceeded after `timeout_s`.
+        with their next response. `numerics` are shared by calls whose outputs must be computed alike. Closing the
+        iterator cancels all. Raises what verify answers, Unavailable when no replica can go on, DeadlineExceeded after
+        `timeout_s`.
         """
-        route = _Route(self.replicas, self._retry, timeout_s, request)
+        route = Route(self.replicas, self._retry, timeout_s, request, numerics or Numerics())
         if apart and request.num_choices > 1:
             return self._apart(request, list(_given(request).items()), route, ended)
         return self._follow(request, route, ended)
 
     async def _follow(
-        self, request: verify_pb2.GenerateRequest, route: _Route, ended: AbstractSet[int]
+        self, request: verify_pb2.GenerateRequest, route: Route, ended: AbstractSet[int]
     ) -> AsyncGenerator[verify_pb2.GenerateResponse]:
         """One call's choices to their end, over as many replicas as it takes."""
         choices = _Choices(request, route, ended)
@@ -114,7 +90,7 @@ class Backend:
                 raise
 
     def _apart(
-        self, request: verify_pb2.GenerateRequest, choices: Sequence[tuple[int, list[int]]], route: _Route,
+        self, request: verify_pb2.GenerateRequest, choices: Sequence[tuple[int, list[int]]], route: Route,
         ended: AbstractSet[int],
     ) -> AsyncGenerator[verify_pb2.GenerateResponse]:  # fmt: skip
         """A call for each of these choices, which has its tokens already."""
@@ -124,7 +100,7 @@ class Backend:
 class _Choices:
     """What has come of a call's choices, over all replicas that had it."""
 
-    def __init__(self, request: verify_pb2.GenerateRequest, route: _Route, ended: AbstractSet[int]) -> None:
+    def __init__(self, request: verify_pb2.GenerateRequest, route: Route, ended: AbstractSet[int]) -> None:
         self.request = request  # the one under way
         self.progress = False  # some tokens came
         self._route = route
@@ -151,138 +127,13 @@ class _Choices:
             replica.check_same(response.start)
         if tokens := response.tokens:
             _check(response, len(self._given[index]), self.request, replica)
+            self._route.numerics.keep_to(self._numerics_id)
             self.progress = True
             self._given[index].extend(tokens)
             self._route.went_well()
-            self._route.keep_to(self._numerics_id)
         if response.HasField("finish"):
             del self._given[index]
         return True
-
-
-class _Route:
-    """Where one request has been, and where it goes next."""
-
-    def __init__(
-        self, replicas: ReplicaSet, retry: RetryPolicy, timeout_s: float, request: verify_pb2.GenerateRequest
-    ) -> None:
-        self._deadline = time.monotonic() + timeout_s
-        self._timeout_s = timeout_s
-        self._prompt = PromptKeys(request.prompt_tokens, request.cache_salt)
-        self._num_positions = num_ids(request.prompt_tokens) + request.sampling.max_tokens
-        self._replicas = replicas
-        self._retry = retry
-        self._failures = 0  # in a row
-        self._breaks = 0  # in all
-        self._refusals = 0  # of full replicas since the first of these
-        self._engines = 0  # that failed, in all
-        self._numerics_id: str | None = None
-        self._full: list[Replica] = []
-        self._refusal: ResourceExhausted | None = None
-        self._give_up_at = self._deadline
-
-    def fork(self) -> _Route:
-        """A route for one choice that goes on from here."""
-        route = copy.copy(self)
-        route._refusals, route._full, route._refusal = 0, [], None
-        return route
-
-    async def next_replica(self) -> Replica:
-        """A replica to try now. Before anything broke there is one at once or never; then a sure one is waited for."""
-        if self._failures == 0:
-            return self._pick()
-        with self._replicas.waiting():
-            await asyncio.sleep(self._pause_s())
-            while True:
-                try:
-                    return self._pick()
-                except (Unavailable, ResourceExhausted):
-                    left_s = self._give_up_at - time.monotonic()
-                    if left_s <= 0 or (self._replicas.draining and not self._replicas.serving):
-                        raise
-                    await self._replicas.wait_for_change(min(left_s, self._retry.max_pause_s))
-
-    def _pick(self) -> Replica:
-        try:
-            return self._replicas.pick(
-                numerics_id=self._numerics_id,
-                avoid=self._full,
-                prompt=self._prompt,
-                num_positions=self._num_positions,
-                sure=self._failures > 0,
-            )
-        except Unavailable:
-            if self._refusal is not None:
-                raise self._refusal from None
-            raise
-
-    def _pause_s(self) -> float:
-        """Seconds to wait before another try: 0 after the first break, since another replica may be ready; then more.
-
-        Many breaks count though tokens came between: one that ends after each token is not asked without a pause.
-        """
-        tries = max(self._failures + self._refusals, self._breaks - _MANY_BREAKS)
-        if tries <= 1:
-            return 0.0
-        longest = min(self._retry.first_pause_s * 2 ** min(tries - 2, 16), self._retry.max_pause_s)
-        return longest * random.uniform(0.5, 1.0)
-
-    def left_s(self) -> float:
-        """Seconds that the request has left. DeadlineExceeded when it has none."""
-        left_s = self._deadline - time.monotonic()
-        if left_s <= 0:
-            raise self._late()
-        return left_s
-
-    @contextlib.contextmanager
-    def noting_what_breaks(self, replica: Replica) -> Iterator[None]:
-        """Takes what a call on the replica fails with as a reason to go elsewhere. Raises what ends the request."""
-        try:
-            yield
-        except Broken as error:
-            self._failed(replica, str(error), engine=error.engine)
-        except ResourceExhausted as error:
-            self._refused(replica, error)
-        except DeadlineExceeded as error:
-            raise self._late() from error
-
-    def _late(self) -> DeadlineExceeded:
-        return DeadlineExceeded(f"The request took longer than the {self._timeout_s:g} s that this server allows.")
-
-    def went_well(self) -> None:
-        """Notes that tokens came."""
-        self._failures = self._refusals = 0
-
-    def keep_to(self, numerics_id: str) -> None:
-        """Notes that tokens were given: from here on only replicas that would have given the same."""
-        self._numerics_id = self._numerics_id or numerics_id or None
-
-    def _failed(self, replica: Replica, reason: str, *, engine: bool) -> None:
-        """Notes a call that broke. Unavailable after too many in a row, Internal when engines fail on it."""
-        self._replicas.broke(replica)
-        if self._failures == 0:
-            self._give_up_at = min(time.monotonic() + self._retry.patience_s, self._deadline)
-        self._failures += 1
-        self._breaks += 1
-        # Whoever was full when the request came may have room by now, and is waited for like others.
-        self._full.clear()
-        self._refusal = None
-        log.warning("a generate call broke", address=replica.address, reason=reason, failures=self._failures)
-        if self._failures > self._retry.max_failures:
-            raise Unavailable("The verify services failed on this request.")
-        self._engines += engine
-        if self._engines >= _MAX_ENGINES:
-            raise EnginesFailed("The engines of several verify services failed while they computed this request.")
-
-    def _refused(self, replica: Replica, error: ResourceExhausted) -> None:
-        """Notes a replica that is full. A new request tries the others and is refused; one under way waits its turn."""
-        if self._failures == 0:
-            self._full.append(replica)
-            self._refusal = error
-        elif time.monotonic() >= self._give_up_at:
-            raise error
-        else:
-            self._refusals += 1
 
 
 def _check(

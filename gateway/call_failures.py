@@ -8,10 +8,7 @@ import grpc.aio
 from outrider.errors import ENGINE_FAILED, Internal, OutriderError
 from outrider.rpc import error_from_rpc
 from outrider.statuses import code_of, error_of
-from outrider.telemetry import get_logger
 from outrider.v1 import verify_pb2
-
-log = get_logger(__name__)
 
 # The last two are of the gateway's own token, which is not the client's: its probes will find out, another may take it.
 # UNKNOWN is of what lies between; verify has a status for everything.
@@ -27,6 +24,10 @@ class Broken(Exception):
     def __init__(self, reason: str, *, engine: bool = False) -> None:
         super().__init__(reason)
         self.engine = engine
+
+
+class Differs(Broken):
+    """The replica computes otherwise than that which began to answer the request, and is not to blame."""
 
 
 class NotOffered(Exception):
@@ -47,12 +48,8 @@ def failure_of_end(end: verify_pb2.CallEnd) -> Exception | None:
 
 def _failure(code: grpc.StatusCode, error: OutriderError) -> Exception:
     """Broken where the replica went away, what verify answered otherwise."""
-    if code in _BREAKS:
-        return broken(code, error)
-    if isinstance(error, Internal) and error.code is None:  # not verify's, whose text is for clients
-        log.error("a call failed", status=code.name, reason=error.message)
-        return Internal("The verify service failed on this request.")
-    return error
+    reset = isinstance(error, Internal) and error.code is None  # verify's own has one, a stream that was reset none
+    return broken(code, error) if reset or code in _BREAKS else error
 
 
 def broken(code: grpc.StatusCode, error: OutriderError) -> Broken:

@@ -35,8 +35,8 @@ class Call(Protocol):
         """What has come, after waiting for some; empty once all has. Broken, NotOffered or what verify answers."""
         ...
 
-    def close(self) -> None:
-        """Ends the call: nobody waits for the rest."""
+    def close(self, error: Exception | None = None) -> None:
+        """Ends the call: nobody waits for the rest, or whoever does gets `error`."""
         ...
 
 
@@ -82,6 +82,7 @@ class _CallAlone:
         self, stub: verify_pb2_grpc.VerifyServiceAsyncStub, request: verify_pb2.GenerateRequest, timeout_s: float
     ) -> None:
         self._rpc = stub.Generate(request, timeout=timeout_s, metadata=call_metadata())
+        self._error: Exception | None = None
 
     async def take(self) -> list[verify_pb2.GenerateResponse]:
         """See Call."""
@@ -89,10 +90,16 @@ class _CallAlone:
             response = await self._rpc.read()
         except grpc.aio.AioRpcError as error:
             raise failure_of_rpc(error) from error
+        except asyncio.CancelledError:  # what grpc.aio says of a call that we ended, too
+            task = asyncio.current_task()
+            if self._error is None or (task is not None and task.cancelling()):
+                raise
+            raise self._error from None
         return [response] if isinstance(response, verify_pb2.GenerateResponse) else []
 
-    def close(self) -> None:
+    def close(self, error: Exception | None = None) -> None:
         """See Call."""
+        self._error = error
         self._rpc.cancel()
 
 
@@ -134,10 +141,10 @@ class _StreamedCall:
         arrived, self._arrived = self._arrived, []
         return arrived
 
-    def close(self) -> None:
+    def close(self, error: Exception | None = None) -> None:
         """See Call."""
         if not self._ended:
-            self.end(None)
+            self.end(error)
             self._stream.give_up(self)
 
     def _wake(self) -> None:
@@ -171,7 +178,8 @@ class _Stream:
             call=call.number, request=request, timeout_ms=round(timeout_s * 1000),
             traceparent=metadata_value(call_metadata(), TRACEPARENT),
         )  # fmt: skip
-        call.timer = asyncio.get_running_loop().call_later(timeout_s, self._late, call)
+        late = DeadlineExceeded("the call's time is over")
+        call.timer = asyncio.get_running_loop().call_later(timeout_s, call.close, late)
         self._calls[call.number] = call
         self._begin.append(begin)
         self._news.set()
@@ -191,10 +199,6 @@ class _Stream:
         """Takes no more calls, and ends after those it has."""
         self.ended = True
         self._news.set()
-
-    def _late(self, call: _StreamedCall) -> None:
-        call.end(DeadlineExceeded("the call's time is over"))
-        self.give_up(call)
 
     async def _write(self) -> None:
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the reader tells why it ended

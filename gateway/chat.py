@@ -15,7 +15,7 @@ from gateway.chat_rules import ChatRules, chat_rules, rewrites
 from gateway.chunks import DONE, ChatChunks, extension_of
 from gateway.conversation import encode_conversation
 from gateway.error_values import shown
-from gateway.exchange import event_stream, json_response, request_id, until_disconnect
+from gateway.exchange import event_stream, json_response, request_id
 from gateway.field_names import Names
 from gateway.logprobs import chat_logprobs, logprobs_cost
 from gateway.message import Message, Whole
@@ -39,7 +39,7 @@ async def chat_completions(request: Request) -> ASGIApp:
     chat = await begin_chat(gateway, body, ready, id, request, _names(body))
     if body.stream:
         return event_stream(request, _events(chat))
-    wholes = await until_disconnect(request.receive, chat.collect())
+    wholes = await chat.collect()
     cost = logprobs_cost(chat.answer, body.top_logprobs or 0) if body.logprobs else 0
     return await offload(cost, lambda: json_response(_completion(chat, wholes)))
 

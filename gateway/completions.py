@@ -14,7 +14,7 @@ from gateway.answer import Answer, Collected, collect, numbered
 from gateway.chunks import DONE, CompletionChunks, extension_of
 from gateway.constraints import grammar_field, of_openai
 from gateway.detokenizer import Detokenizer
-from gateway.exchange import event_stream, json_response, request_id, until_disconnect
+from gateway.exchange import event_stream, json_response, request_id
 from gateway.logprobs import TextLogprobs, TextScores, logprobs_cost
 from gateway.offload import ID_COST, breathe, offload
 from gateway.plan import Prompt, Report, check_stream_options, check_total, make_plan
@@ -52,7 +52,7 @@ async def completions(request: Request) -> ASGIApp:
     run = _Run(body, ready, answers, echoes, id)
     if body.stream:
         return event_stream(request, run.events())
-    collected = await until_disconnect(request.receive, collect(answers))
+    collected = await collect(answers)
     cost = sum(logprobs_cost(answer, body.logprobs or 0) for answer in answers) if wanted else 0
     return await offload(cost, lambda: json_response(run.completion(collected)))
 

@@ -21,7 +21,7 @@ from gateway import page
 from gateway.callers import Caller, Callers
 from gateway.error_values import shown
 from gateway.errors import NOT_BEGUN, SHUTTING_DOWN, HttpError, failure
-from gateway.exchange import ClientGone, SlowReader
+from gateway.exchange import GONE, ClientGone, SlowReader
 from gateway.metrics import Metrics
 from outrider.errors import OutriderError, Unavailable
 from outrider.telemetry import Throttle, get_logger
@@ -53,22 +53,56 @@ class _Exchange:
     state: dict[str, Any]
     receive: Receive
     send: Send
+    task: asyncio.Task[Any]  # that runs it
     body_left: bool  # whoever is answered before its body came does not go on sending it
     status: int | None = None
     caller: Caller | None = None
+    watch: asyncio.Task[None] | None = None  # for a hang-up
 
     @property
     def elapsed_ms(self) -> int:
         return round((time.monotonic() - self.began) * 1000)
 
+    async def answer(self, app: ASGIApp, scope: Scope) -> None:
+        """Has `app` answer. ClientGone when the client hangs up after its whole request: what is made for it ends."""
+        if scope["method"] == "GET":  # nobody reads its body
+            self._begin_watch()
+        try:
+            await app(scope, self.receive_noted, self.send_named)
+        except asyncio.CancelledError:
+            if GONE not in self.state:
+                raise
+            self.task.uncancel()
+            raise ClientGone from None
+        finally:
+            self._end_watch()
+
     async def receive_noted(self) -> Message:
-        """Notes whether more of the body follows."""
+        """Notes whether more of the body follows; once none does, a hang-up is watched for."""
         message = await self.receive()
-        self.body_left = self.body_left and message.get("more_body", False)
+        more = message.get("more_body", False)
+        self.body_left = self.body_left and more
+        if message["type"] == "http.request" and not more and self.watch is None:
+            self._begin_watch()
         return message
+
+    def _begin_watch(self) -> None:
+        self.watch = asyncio.create_task(self._wait_for_hangup())
+
+    async def _wait_for_hangup(self) -> None:
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
+        self.state[GONE] = True
+        self.task.cancel()
+
+    def _end_watch(self) -> None:
+        if self.watch is not None:
+            self.watch.cancel()
 
     async def send_named(self, message: Message) -> None:
         """Notes the status, and adds our headers."""
+        if message["type"] == "http.response.body" and not message.get("more_body", False):
+            self._end_watch()  # after which the server tells of a disconnect, whoever is there
         if message["type"] == "http.response.start":
             self.status = message["status"]
             named = [
@@ -105,7 +139,9 @@ class Edge:
             return
         headers = Headers(scope=scope)
         state = scope.setdefault("state", {})
-        exchange = _Exchange(_request_id(headers), time.monotonic(), state, receive, send, _large_body(headers))
+        task = asyncio.current_task()
+        assert task is not None
+        exchange = _Exchange(_request_id(headers), time.monotonic(), state, receive, send, task, _large_body(headers))
         state["request_id"], state["began"] = exchange.request_id, exchange.began
         structlog.contextvars.bind_contextvars(request_id=exchange.request_id)  # in every line of this task
         span = self._begin_span(scope, headers, exchange.request_id)
@@ -115,7 +151,7 @@ class Edge:
                 exchange.caller = state["caller"] = self._callers.find(headers)
                 if scope["path"] in LIMITED_PATHS:
                     exchange.caller.admit()
-            await self._app(scope, exchange.receive_noted, exchange.send_named)
+            await exchange.answer(self._app, scope)
         except asyncio.CancelledError:  # the server's grace is over
             if exchange.status is None:
                 await _send_failure(Unavailable(SHUTTING_DOWN), exchange.send_named)

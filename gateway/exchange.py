@@ -1,11 +1,11 @@
-"""One HTTP exchange while its answer is made: server-sent events with a bounded buffer, and clients that hang up."""
+"""One HTTP exchange while its answer is made: server-sent events with a bounded buffer."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -19,8 +19,6 @@ from outrider.telemetry import get_logger
 
 log = get_logger(__name__)
 
-ResultT = TypeVar("ResultT")
-
 SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -30,6 +28,7 @@ PING = b": ping\n\n"
 PING_INTERVAL_S = 15.0
 STALL_LIMIT_S = 60.0
 LAST_WORDS_S = 0.5
+GONE = "gone"  # in an exchange's state: its client hung up, which is why its task is cancelled
 _BURST = 4  # events that may come at once however large they are: the last ones of a Response hold all of it each
 # Our HTTP server's ways to drop a connection that no longer reads, and to send a part of a body if that takes no
 # waiting: (bytes) -> whether it was sent.
@@ -60,24 +59,6 @@ class SlowReader(ClientGone):
     """The client reads so slowly that more waits for it than the server keeps."""
 
 
-async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """The result of `work`, which is cancelled, and ClientGone raised, when the client hangs up first."""
-    task = asyncio.create_task(work)
-    watch = asyncio.create_task(_disconnected(receive))
-    try:
-        await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientGone
-        return task.result()
-    finally:
-        await cancelled(task, watch)
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
 class EventStream:
     """A response of server-sent events: an ASGI application.
 
@@ -104,27 +85,24 @@ class EventStream:
         self._overflow = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends the stream. Raises an error that came before the first event, and ClientGone when the client left."""
+        """Sends the stream. Raises an error that came before the first event, SlowReader when the client reads too
+        slowly; whoever sees it leave cancels this."""
         extensions = scope.get("extensions", {})
         self._state = scope.setdefault("state", {})
         if WRITE_EXTENSION in extensions:
             self._write_now = extensions[WRITE_EXTENSION]["call"]
         pump = asyncio.create_task(self._pump())
         writer = asyncio.create_task(self._write(send))
-        watch = asyncio.create_task(_disconnected(receive))
         overflow = asyncio.create_task(self._overflow.wait())
         clock = asyncio.create_task(self._keep_time())
         try:
-            await asyncio.wait((writer, watch, overflow), return_when=asyncio.FIRST_COMPLETED)
-            if writer.done():
-                writer.result()
-            elif watch.done():
-                raise ClientGone
-            else:
+            await asyncio.wait((writer, overflow), return_when=asyncio.FIRST_COMPLETED)
+            if not writer.done():
                 raise SlowReader
-        except asyncio.CancelledError:  # the server's grace is over
+            writer.result()
+        except asyncio.CancelledError:  # the server's grace is over, or the client gone
             await cancelled(pump, writer)
-            if self._started:
+            if self._started and GONE not in self._state:
                 self._error = Unavailable(SHUTTING_DOWN)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(LAST_WORDS_S):
@@ -135,7 +113,7 @@ class EventStream:
                 extensions[ABORT_EXTENSION]["call"]()
             raise
         finally:
-            await cancelled(pump, writer, watch, overflow, clock)
+            await cancelled(pump, writer, overflow, clock)
             await self._events.aclose()
 
     async def _pump(self) -> None:

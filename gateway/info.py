@@ -10,7 +10,7 @@ import outrider
 from gateway.answer import collect
 from gateway.error_values import no_such_model
 from gateway.errors import SHUTTING_DOWN
-from gateway.exchange import json_response, request_id, until_disconnect
+from gateway.exchange import json_response, request_id
 from gateway.plan import Prompt, make_plan
 from gateway.responses import ModelCard, ModelList
 from gateway.sampling_defaults import OPENAI
@@ -54,7 +54,7 @@ async def health_generate(request: Request) -> ASGIApp:
         SamplingFields(temperature=0.0), [Prompt([0], "prompt")], request_id=f"health-{request_id(request)}",
         max_tokens=1, codec=ready.codec, info=ready.info, defaults=OPENAI,
     )  # fmt: skip
-    await until_disconnect(request.receive, collect(gateway.answers(plan, request, probe=True)))
+    await collect(gateway.answers(plan, request, probe=True))
     return Response(status_code=200)
 
 

@@ -16,7 +16,7 @@ from gateway.body import check_cost
 from gateway.chunks import DONE
 from gateway.completions import as_prompts, encode_prompts
 from gateway.constraints import of_sglang, sglang_grammar_field
-from gateway.exchange import event_stream, json_response, request_id, until_disconnect
+from gateway.exchange import event_stream, json_response, request_id
 from gateway.field_names import Names
 from gateway.native_output import Output, each_of, scores_of
 from gateway.offload import offload
@@ -67,7 +67,7 @@ async def generate(request: Request) -> ASGIApp:
     run = _Run(outputs, is_batch)
     if body.stream:
         return event_stream(request, run.events())
-    await until_disconnect(request.receive, run.collect())
+    await run.collect()
     cost = sum(output.logprobs_cost for output in outputs)
     return await offload(cost, lambda: json_response(run.results()))
 

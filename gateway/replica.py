@@ -29,6 +29,7 @@ class Replica:
     reasons: set[str] = field(default_factory=set)  # why it does not serve, as told since it last did
     missed: int = 0  # for probes in a row that got no answer
     outstanding: int = 0
+    running: set[Call] = field(default_factory=set)
     others: int = 0  # sessions of other callers, when it was last asked
     look_again: asyncio.Event = field(default_factory=asyncio.Event)
     watch: asyncio.Task[None] | None = None
@@ -76,12 +77,26 @@ class Replica:
         """A Generate call, which must be ended."""
         call = self.calls.begin(request, timeout_s, alone=alone)
         self.outstanding += 1
+        self.running.add(call)
         return call
 
     def end(self, call: Call) -> None:
         """Ends a call that nobody waits for any more."""
         self.outstanding -= 1
+        self.running.discard(call)
         call.close()
+
+    def break_calls(self, reason: str) -> None:
+        """Ends all calls that run, as Broken."""
+        for call in self.running:
+            call.close(Broken(reason))
+
+    def move_to(self, channel: grpc.aio.Channel) -> grpc.aio.Channel:
+        """Makes what comes next over another channel; the one before, which is the caller's to close."""
+        self.calls.retire()
+        before, self.channel = self.channel, channel
+        self.stub, self.calls = verify_pb2_grpc.VerifyServiceStub(channel), ReplicaCalls(channel)
+        return before
 
     async def close(self, calls_s: float | None) -> None:
         """Ends the watching and closes the channel; calls that run have `calls_s`, without it none."""
@@ -90,7 +105,17 @@ class Replica:
         try:
             if self.watch is not None:
                 await cancelled(self.watch)
-            await self.channel.close(calls_s)
         except asyncio.CancelledError:
-            await self.channel.close(None)
+            calls_s = None
             raise
+        finally:
+            await close_channel(self.channel, calls_s)
+
+
+async def close_channel(channel: grpc.aio.Channel, calls_s: float | None) -> None:
+    """Closes a channel; calls that run on it have `calls_s`, without it or once this is cancelled none."""
+    try:
+        await channel.close(calls_s)
+    except asyncio.CancelledError:
+        await channel.close(None)
+        raise

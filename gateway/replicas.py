@@ -3,7 +3,7 @@
 Names among the addresses are looked up again and again (gateway/addresses.py). Each replica is asked for its server
 info every second, and at once when a call to it broke. One that missed to answer, or that broke a call, is in doubt: it
 gets new sessions only where no other can take them, and none that go on from elsewhere. One that cannot be reached is
-down.
+down. So is one that is late too often, and then its calls break: a process may hang while its connection answers pings.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Container, Generator, Iterable
+from collections.abc import Container, Coroutine, Generator, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 import grpc.aio
 
 from gateway.addresses import Addresses
 from gateway.affinity import PrefixMap, PromptKeys
-from gateway.replica import Replica, ServerInfo
+from gateway.replica import Replica, ServerInfo, close_channel
 from gateway.takers import takers_of
 from outrider.dialing import Dial
 from outrider.errors import StartupError
@@ -200,10 +201,27 @@ class ReplicaSet:
         for address in self._replicas.keys() - addresses:
             replica = self._replicas.pop(address)
             replica.serving = False  # before its closing begins, in a while
-            task = asyncio.create_task(replica.close(calls_s))
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
+            self._in_background(replica.close(calls_s))
             self._tell_change()
+
+    def _give_up_connection(self, replica: Replica) -> None:
+        """Has the calls of one that answers nothing go on elsewhere, and dials it anew.
+
+        Whether the process hangs or the connection carries pings alone, gRPC cannot tell.
+        """
+        replica.missed = 0  # as many more, and the new one is given up too
+        replica.break_calls("the replica answers nothing")
+        try:
+            channel = self._dial(replica.address)
+        except (OSError, StartupError) as error:
+            log.warning("cannot dial a verify service anew", address=replica.address, error=str(error))
+        else:
+            self._in_background(close_channel(replica.move_to(channel), _CALL_TIMEOUT_S))
+
+    def _in_background(self, closing: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(closing)
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
     # ---- State
 
@@ -237,6 +255,8 @@ class ReplicaSet:
             replica.doubtful = True
             if replica.missed >= _DOWN:
                 self._set_serving(replica, False, error.code().name, error.details() or "")
+                if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                    self._give_up_connection(replica)
             return False
         if info is None:  # how grpc gives bytes that it cannot parse
             self._set_serving(replica, False, "its answer is no message")

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 
 from gateway.chat import Chat, begin_chat
 from gateway.chunks import Extension, extension_of
-from gateway.exchange import event_stream, json_response, request_id, until_disconnect
+from gateway.exchange import event_stream, json_response, request_id
 from gateway.message import Message
 from gateway.message_parts import CallBegin
 from gateway.responses_input import NAMES, as_chat, in_its_words, wants_logprobs
@@ -44,7 +44,7 @@ async def responses(request: Request) -> ASGIApp:
     run = _Run(body, chat)
     if body.stream:
         return event_stream(request, run.events())
-    return json_response(await until_disconnect(request.receive, run.collect()))
+    return json_response(await run.collect())
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from starlette.requests import Request
 
 from gateway.account import Account
 from gateway.answer import Answer
-from gateway.backend import Backend, RetryPolicy
+from gateway.backend import Backend
 from gateway.body import BodyDecoder, BodyT, read_body
 from gateway.error_values import no_such_model
 from gateway.errors import SHUTTING_DOWN
@@ -25,6 +25,7 @@ from gateway.plan import Plan
 from gateway.reasoning import ReasoningFormat, reasoning_format
 from gateway.replica import ServerInfo
 from gateway.replicas import ProbeTimes, ReplicaSet
+from gateway.route import Numerics, RetryPolicy
 from gateway.sampling_defaults import OPENAI, SamplingDefaults, read_defaults
 from gateway.template import ChatTemplate
 from gateway.tokenizer import TextCodec, TokenizerFiles
@@ -189,6 +190,7 @@ class Gateway:
         The fields are what verify's complaints about them are put down to. Of a `probe` nothing is counted.
         """
         self._check_sizes(plan, grammar_field, prompt_field)
+        numerics = request.scope["state"].setdefault("numerics", Numerics())  # each of a batch comes here by itself
         account = Account(self.metrics, request.scope["state"], empty=plan.empty, probe=probe)
         fields = {
             "sampling.grammar": grammar_field, "prompt_tokens": prompt_field, "top_logprobs": top_logprobs_field,
@@ -200,7 +202,9 @@ class Gateway:
         for call, prompt_len in zip(plan.calls, plan.prompt_lens, strict=True):
             ended: set[int] = set()
             timeout_s = self.args.request_timeout_s
-            responses = self.backend.generate(call, timeout_s=timeout_s, apart=plan.apart, ended=ended)
+            responses = self.backend.generate(
+                call, timeout_s=timeout_s, apart=plan.apart, ended=ended, numerics=numerics
+            )
             answers.append(
                 Answer(
                     responses, plan.rules, num_choices=plan.num_choices, prompt_len=prompt_len, totals=totals,

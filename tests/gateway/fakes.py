@@ -16,8 +16,8 @@ import grpc.aio
 from starlette.applications import Starlette
 
 from gateway.app import create_app, listen, uvicorn_config
-from gateway.backend import RetryPolicy
 from gateway.replicas import ProbeTimes
+from gateway.route import RetryPolicy
 from gateway.service import Gateway
 from gateway.tls_listener import Server
 from outrider.args import GatewayArgs
@@ -58,6 +58,7 @@ class FakeVerify(verify_pb2_grpc.VerifyServiceServicer):
     cached_tokens: int = 0
     refuse: OutriderError | None = None  # what every Generate gets
     break_after: list[int] = field(default_factory=list)  # of the next calls: responses before each breaks
+    break_with: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE
     hold_after: int | None = None  # responses after which a call waits for `release`
     requests: list[verify_pb2.GenerateRequest] = field(default_factory=list)
     cancelled: int = 0
@@ -122,7 +123,7 @@ class FakeVerify(verify_pb2_grpc.VerifyServiceServicer):
         try:
             async for response in self._responses(request):
                 if sent == breaks_after:
-                    await context.abort(grpc.StatusCode.UNAVAILABLE, "this replica goes away")
+                    await context.abort(self.break_with, "this replica goes away")
                 if sent == self.hold_after:
                     self.holding.set()
                     await self.release.wait()

@@ -41,3 +41,22 @@ async def test_each_set_of_addresses_says_for_itself_what_it_cannot_find(tmp_pat
 )
 async def test_names_and_files_may_change(given: list[str], may_change: bool) -> None:
     assert Addresses(given).may_change == may_change
+
+
+@pytest.mark.parametrize("wrong", ["garbage line", "unknown.invalid:50051", "127.0.0.1", "127.0.0.1:port"])
+async def test_a_wrong_line_hides_none_of_the_others_and_alone_changes_nothing(tmp_path: Path, wrong: str) -> None:
+    listed = tmp_path / "listed"
+    listed.write_text("127.0.0.1:50051\n127.0.0.1:50052\n")
+    addresses = Addresses([f"file:{listed}", "127.0.0.1:50060"])
+    before = await addresses.resolve()
+    with capture_logs() as logs:
+        listed.write_text(f"127.0.0.1:50051\n{wrong}\n127.0.0.1:50053\n")
+        assert await addresses.resolve() == {"127.0.0.1:50051", "127.0.0.1:50053", "127.0.0.1:50060"}
+    assert [(log["event"], log["address"]) for log in logs] == [(f"cannot use a line of {listed}", wrong)]
+    listed.write_text("127.0.0.1:50051\n127.0.0.1:50052\n")
+    assert await addresses.resolve() == before
+    with capture_logs() as logs:
+        listed.write_text(f"{wrong}\n")
+        for _ in range(2):
+            assert await addresses.resolve() == before
+    assert [(log["event"], log["address"]) for log in logs] == [("cannot read verify addresses", f"file:{listed}")]

@@ -8,16 +8,17 @@ import socket
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+import grpc
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.backend import Backend, RetryPolicy, _Route
+from gateway.backend import Backend
 from gateway.call_failures import NotOffered
 from gateway.replica import Replica
 from gateway.replicas import ProbeTimes, ReplicaSet
+from gateway.route import Numerics, RetryPolicy
 from outrider.errors import (
     ENGINE_FAILED,
     DeadlineExceeded,
@@ -217,13 +218,83 @@ async def test_a_replica_that_ends_after_each_token_is_asked_no_faster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses: list[float] = []
-    pause_s = _Route._pause_s
-    monkeypatch.setattr(_Route, "_pause_s", lambda self: pauses.append(pause_s(self)) or 0.0)
+    pause_s = Route._pause_s
+    monkeypatch.setattr(Route, "_pause_s", lambda self: pauses.append(pause_s(self)) or 0.0)
     async with backend_of([fake(tmp_path, break_after=[1] * 20)], tmp_path, retry=RetryPolicy()) as backend:
         assert await outputs(backend, ask()) == {0: LONG}
     assert len(pauses) == 20
     assert max(pauses[:8]) == 0.0
     assert 0.5 <= pauses[-1] <= 1.0
+
+
+@pytest.mark.asyncio
+async def test_a_call_of_its_own_whose_stream_is_reset_goes_on_elsewhere(tmp_path: Path) -> None:
+    one, two = fake(tmp_path, break_after=[3], break_with=grpc.StatusCode.INTERNAL), fake(tmp_path)
+    request = ask()
+    request.prompt_logprobs = True
+    async with backend_of([one, two], tmp_path) as backend:
+        assert await outputs(backend, request) == {0: LONG}
+    assert two.requests[0].resumed_tokens
+    assert not one.streams + two.streams
+
+
+PROMPT = replace(FAST_PROBE, timeout_s=0.5)  # which finds in seconds that one answers nothing
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("num_choices", [1, 2])
+async def test_a_replica_that_hangs_while_its_connection_lives_loses_its_calls(
+    tmp_path: Path, num_choices: int
+) -> None:
+    """gRPC's core goes on answering pings, so that the connection never breaks."""
+    one, two = fake(tmp_path, say=by_seed, hold_after=3), fake(tmp_path, say=by_seed, boot_id="two")
+    async with backend_of([one, two], tmp_path, probe=PROMPT) as backend:
+        before = backend.replicas.serving[0].channel
+        call = asyncio.create_task(outputs(backend, ask(num_choices, seed=5)))
+        await one.holding.wait()
+        one.is_late = True
+        assert await call == {choice: by_seed(ask(seed=5), choice) for choice in range(num_choices)}
+        assert all(request.resumed_tokens for request in two.requests)
+        await one.idle.wait()  # it was told
+        one.is_late = False
+        await until_up(backend.replicas, 2)
+        assert backend.replicas.serving[0].channel is not before
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("returns", [True, False])
+async def test_the_only_replica_hangs(tmp_path: Path, returns: bool) -> None:
+    only = fake(tmp_path, say=by_seed, hold_after=3)
+    retry = FAST_RETRY if returns else replace(FAST_RETRY, patience_s=0.05)
+    async with backend_of([only], tmp_path, probe=PROMPT, retry=retry) as backend:
+        call = asyncio.create_task(outputs(backend, ask(seed=5)))
+        await only.holding.wait()
+        only.is_late = True
+        await only.idle.wait()
+        if returns:
+            only.is_late, only.hold_after = False, None
+            assert await call == {0: by_seed(ask(seed=5), 0)}
+            assert only.requests[1].resumed_tokens
+        else:
+            with pytest.raises(Unavailable):
+                await call
+
+
+@pytest.mark.asyncio
+async def test_a_pause_of_one_late_answer_breaks_nothing(tmp_path: Path) -> None:
+    only = fake(tmp_path, hold_after=3)
+    async with backend_of([only], tmp_path) as backend:
+        call = asyncio.create_task(outputs(backend, ask()))
+        await only.holding.wait()
+        (replica,) = backend.replicas.serving
+        only.is_late = True
+        prober = ReplicaSet([], PROMPT)
+        for _ in range(2):
+            await prober.probe(replica)
+        only.is_late = False
+        only.release.set()
+        assert await call == {0: LONG}
+    assert len(only.requests) == 1
 
 
 @pytest.mark.asyncio
@@ -442,6 +513,24 @@ async def test_what_was_given_goes_on_only_where_its_tokens_stay_the_same(tmp_pa
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("max_failures", [0, 4])
+async def test_calls_of_one_request_are_computed_alike(tmp_path: Path, max_failures: int) -> None:
+    """Whoever is later goes where the first went before it gave a token; the replica is not to blame."""
+    first, other = fake(tmp_path, numerics_id="a"), fake(tmp_path, numerics_id="b", say=by_seed, hold_after=0)
+    retry = replace(FAST_RETRY, max_failures=max_failures)
+    async with backend_of([first, other], tmp_path, retry=retry) as backend:
+        numerics = Numerics()
+        calls = [asyncio.create_task(outputs(backend, ask(), numerics=numerics)) for _ in range(2)]
+        await other.holding.wait()
+        await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+        other.release.set()
+        assert await asyncio.gather(*calls) == [{0: LONG}] * 2
+        assert not any(replica.doubtful for replica in backend.replicas.serving)
+    assert not any(request.resumed_tokens for request in (*first.requests, *other.requests))
+    assert [len(verify.requests) for verify in (first, other)] == [2, 1]
+
+
+@pytest.mark.asyncio
 async def test_another_model_that_took_an_address_over_gives_no_tokens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -583,12 +672,16 @@ async def test_a_call_that_its_stream_did_not_take_goes_on_elsewhere_when_its_re
             if len(asked) > 1:
                 return begin(replica, *args, **extra)
 
-            async def take() -> list[verify_pb2.GenerateResponse]:
-                await no_longer(backend, replica.address, tmp_path)
-                raise NotOffered
+            class NotTaken:
+                async def take(self) -> list[verify_pb2.GenerateResponse]:
+                    await no_longer(backend, replica.address, tmp_path)
+                    raise NotOffered
+
+                def close(self) -> None:
+                    pass
 
             replica.outstanding += 1
-            return SimpleNamespace(take=take, close=lambda: None)
+            return NotTaken()
 
         monkeypatch.setattr(Replica, "begin", begin_in_vain)
         assert await outputs(backend, ask()) == {0: LONG}

@@ -9,23 +9,23 @@ from typing import Any
 import pytest
 
 from gateway import exchange
-from gateway.exchange import ABORT_EXTENSION, PING, ClientGone, EventStream, SlowReader, until_disconnect
+from gateway.exchange import ABORT_EXTENSION, GONE, PING, EventStream, SlowReader
 from outrider.errors import Unavailable
 
 
 class Client:
-    """An ASGI server's side: keeps what is sent, stalls, or leaves."""
+    """An ASGI server's side: keeps what is sent, or stalls."""
 
     def __init__(self, *, stall_after: int | None = None) -> None:
         self.sent: list[dict[str, Any]] = []
-        self.gone = asyncio.Event()
+        self.state: dict[str, Any] = {}
         self.aborted = False
         self._stall_after = stall_after
 
     async def receive(self) -> dict[str, Any]:
-        """The disconnect, when it comes."""
-        await self.gone.wait()
-        return {"type": "http.disconnect"}
+        """Nothing more."""
+        await asyncio.Event().wait()
+        raise AssertionError
 
     async def send(self, message: Any) -> None:
         """Takes a message, or never does."""
@@ -44,7 +44,7 @@ class Client:
 
     async def get(self, events: AsyncGenerator[bytes], *, buffer_bytes: int = 1000) -> None:
         """Runs a stream to its end."""
-        scope = {"type": "http", "extensions": {ABORT_EXTENSION: {"call": self.abort}}}
+        scope = {"type": "http", "state": self.state, "extensions": {ABORT_EXTENSION: {"call": self.abort}}}
         await EventStream(events, buffer_bytes=buffer_bytes)(scope, self.receive, self.send)
 
 
@@ -124,16 +124,6 @@ async def test_a_socket_that_takes_nothing_is_given_up(monkeypatch: pytest.Monke
 
 
 @pytest.mark.asyncio
-async def test_a_client_that_leaves() -> None:
-    client, source = Client(), Source(b"one", hang=True)
-    stream = asyncio.create_task(client.get(source.events()))
-    client.gone.set()
-    with pytest.raises(ClientGone):
-        await stream
-    assert not client.aborted
-
-
-@pytest.mark.asyncio
 async def test_silence_is_filled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Comments come while there is nothing to say, before the first event too; a later error is an event then."""
     monkeypatch.setattr(exchange, "PING_INTERVAL_S", 0.001)
@@ -153,36 +143,16 @@ async def test_silence_is_filled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.asyncio
-async def test_cancelled_by_the_server() -> None:
+@pytest.mark.parametrize("gone", [True, False])
+async def test_cancelled_by_the_server(gone: bool) -> None:
+    """Since its grace is over, of which the client hears, or since the client is gone."""
     client, source = Client(), Source(b"one", hang=True)
+    client.state = {GONE: True} if gone else {}
     stream = asyncio.create_task(client.get(source.events()))
     while client.body != b"one":  # noqa: ASYNC110
         await asyncio.sleep(0)
     stream.cancel()
     with pytest.raises(asyncio.CancelledError):
         await stream
-    assert b"service_unavailable" in client.body
+    assert (b"service_unavailable" in client.body) is not gone
     assert source.closed.is_set()
-
-
-@pytest.mark.asyncio
-async def test_until_disconnect() -> None:
-    client = Client()
-    ended = asyncio.Event()
-
-    async def work() -> int:
-        try:
-            await client.gone.wait()
-            await asyncio.Event().wait()
-            return 1
-        finally:
-            ended.set()
-
-    async def answer() -> int:
-        return 5
-
-    assert await until_disconnect(client.receive, answer()) == 5
-    client.gone.set()
-    with pytest.raises(ClientGone):
-        await until_disconnect(client.receive, work())
-    assert ended.is_set()

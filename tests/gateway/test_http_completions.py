@@ -17,6 +17,7 @@ from outrider.v1 import verify_pb2
 from outrider.wire import unpack_ids
 from tests.gateway.conftest import ANSWER
 from tests.gateway.fakes import FakeVerify, RunningGateway, running
+from tests.polling import until
 
 
 def prompts(gateway: RunningGateway) -> list[list[int]]:
@@ -368,3 +369,35 @@ def test_infos(gateway: RunningGateway, folder: Path) -> None:
         "max_total_num_tokens": gateway.verify[0].max_total_tokens, "max_running_requests": 8, "gen_throughput": 50.0,
         "speculative": {"accept_length": 2.5, "accept_rate": 0.5},
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/completions", {"prompt": ["Hi", "Ho", "Hm"]}),
+        ("/v1/completions", {"prompt": "Hi", "n": 3, "stop": "never"}),
+        ("/generate", {"text": ["Hi", "Ho", "Hm"]}),
+    ],
+)
+def test_a_request_is_computed_alike_on_replicas_that_differ(
+    folder: Path, tokenizer: Tokenizer, tmp_path: Path, path: str, fields: dict[str, Any]
+) -> None:
+    said = {name: tokenizer.encode(name * 9, add_special_tokens=False).ids for name in "ab"}
+
+    def fakes() -> list[FakeVerify]:
+        return [
+            FakeVerify(
+                folder, tokenizer.get_vocab_size(), boot_id=name, numerics_id=name,
+                say=lambda request, choice, ids=ids: [*ids, 2],
+            )
+            for name, ids in said.items()
+        ]  # fmt: skip
+
+    with running({}, fakes, tmp_path) as gateway:
+        until(lambda: len(gateway.app.state.gateway.replicas.serving) == 2, "not both serve")
+        for _ in range(5):
+            made = httpx.post(gateway.url + path, json=fields).json()
+            texts = {part["text"] for part in (made["choices"] if path != "/generate" else made)}
+            assert texts in ({"a" * 9}, {"b" * 9})
+            assert path == "/generate" or made["system_fingerprint"] == f"fp_{texts.pop()[0]}"
+        assert all(verify.requests for verify in gateway.verify)
