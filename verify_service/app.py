@@ -115,6 +115,7 @@ async def serve(
                 await first_of(servicer.calls.idle.wait(), stop.hurry.wait(), timeout_s=args.shutdown_grace_s)
         servicer.end_streams()
         await server.stop(grace=1.0)
+        servicer.calls.close()
     if tracing is not None:
         await tracing.close(stop.hurry)
     return 1 if failed else 0
@@ -185,7 +186,10 @@ def build_servicer(
     target = Target(new_boot_id(), model, features, feature_bytes, outbox_bytes(args, feature_bytes))
     thresholds = args.speculative_accept_threshold_single, args.speculative_accept_threshold_acc
     bounds = RequestBounds(sizes.context_length, args.most_choices, args.max_verify_nodes, thresholds)
-    compiler = GrammarCompiler(runner.model_path, vocab_size=config.vocab_size, eos_token_ids=config.eos_token_ids)
+    compiler = GrammarCompiler(
+        runner.model_path, vocab_size=config.vocab_size, eos_token_ids=config.eos_token_ids,
+        on_thread=loaded.placement.roam,
+    )  # fmt: skip
     return VerifyServicer(
         args, config, target, SessionFactory(config, bounds, compiler), step_loop, inbox,
         CallTotals(grammars=compiler.totals), tracing,
