@@ -178,7 +178,10 @@ class Inbox:
 
     def take(self) -> list[Command]:
         """All commands that are there."""
-        commands = [self._commands.popleft() for _ in range(len(self._commands))]
+        commands: list[Command] = []
+        with contextlib.suppress(IndexError):  # of `end`, in two threads at once
+            for _ in range(len(self._commands)):
+                commands.append(self._commands.popleft())
         for command in commands:
             self._calls_taken += isinstance(command, (Submit, Cancel))
         return commands
