@@ -91,7 +91,7 @@ async def serve(
     server = serving.create_server(args, [(admin.PATH, admin_tokens)], strangers)
     verify_pb2_grpc.add_VerifyServiceServicer_to_server(servicer, server)
     admin_pb2_grpc.add_AdminServiceServicer_to_server(
-        admin.AdminServicer(inbox, has_token=admin_tokens is not None), server
+        admin.AdminServicer(inbox, step_loop.drafters, has_token=admin_tokens is not None), server
     )
     health = rpc.add_health_and_reflection(server, SERVICES)
     addresses = serving.listen(server, args, *_addresses(args))

@@ -20,19 +20,17 @@ from outrider.v1 import verify_pb2
 from verify_service.assigning import Assigner
 from verify_service.assignment import Assignment
 from verify_service.commands import (
-    Administer,
+    Ask,
     Cancel,
     Command,
     DrafterJoined,
     DrafterLeft,
-    FlushCache,
     Inbox,
     ProposalsArrived,
-    ReadFeatures,
     Released,
     Stop,
     Submit,
-)  # fmt: skip
+)
 from verify_service.committing import Committer, Unsent
 from verify_service.counting import COMMIT, FORWARD, IDLE, PLAN, TELL, Counters, DecodeLog
 from verify_service.drafters import Drafters
@@ -90,6 +88,7 @@ class StepLoop:
         self.inbox = inbox
         self.stats = SpeculationCount()
         self.counters = Counters()
+        self.features = FeatureSender(runner)
         self._runner = runner
         self._deliver = deliver
         self._planner = Planner(
@@ -99,8 +98,7 @@ class StepLoop:
         self._greedy_for_ngram = greedy_for_ngram
         self._sampler = sampler
         self._weigher = Weigher(drafters, costs, self.counters, clock)
-        self._features = FeatureSender(runner)
-        self._teller = Teller(drafters, self._features)
+        self._teller = Teller(drafters, self.features)
         self._responses: list[tuple[Session, Unsent]] = []
         self._clerk = clerk
         self._placement = placement
@@ -113,7 +111,7 @@ class StepLoop:
         )  # fmt: skip
         self.halves = self._gatherer.halves
         self._committer = Committer(
-            scheduler, drafters, self._features, self.stats, self._responses, by_algorithm=self.counters.by_algorithm
+            scheduler, drafters, self.features, self.stats, self._responses, by_algorithm=self.counters.by_algorithm
         )
         self._decode_log = DecodeLog(decode_log_interval, self.counters, self.stats, log.info)
         self._stopped_by: Stop | None = None
@@ -263,12 +261,8 @@ class StepLoop:
                     self.drafters.leave(drafter)
                 case Released(drafter, releases):
                     take_releases(self.drafters, drafter, releases)
-                case ReadFeatures():
-                    self._features.answer(self.drafters, command)
-                case FlushCache(answer):
-                    answer.set(self.scheduler.pages.flush_cache())
-                case Administer():
-                    command.run(self.drafters)
+                case Ask():
+                    command.run()
                 case Stop():
                     self._stopped_by = command
         return self._stopped_by is None
