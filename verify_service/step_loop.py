@@ -151,8 +151,7 @@ class StepLoop:
         works = self._planner.plan(self._gatherer.left_out)
         self.counters.lap(PLAN)
         told = self._teller.tell(works)
-        if len(works) > 1 or self._gatherer.left_out:  # one alone takes turns with nobody
-            self._gatherer.ran([work.session.session_id for work in works], len(late))
+        self._gatherer.ran(works, len(late))
         if works and self._clerk is not None and (self._responses or self._account or len(works) >= _MANY):
             self._busy = self._clerk.submit(self.flush, works, BREATH_S if told else 0.0)
         else:
@@ -247,9 +246,7 @@ class StepLoop:
         for command in commands:
             match command:
                 case ProposalsArrived(drafter, proposals, read):
-                    if read is not None and drafter.ring is not None and not drafter.ring.read(read):
-                        drafter.log_mistake("consumed_slot_seq is above the last row that was written")
-                    take_proposals(self.drafters, drafter, proposals)
+                    take_proposals(self.drafters, drafter, proposals, read)
                 case Submit(sessions):
                     self._submit(sessions)
                 case Cancel(sessions):
