@@ -116,23 +116,6 @@ async def serve(
     return 1 if failed else 0
 
 
-def build_service(
-    args: VerifyArgs, loaded: LoadedModel, *, inbox: Inbox | None = None, lent_ms: float = 0.0,
-    tracing: Tracing | None = None,
-) -> tuple[StepLoop, VerifyServicer]:  # fmt: skip
-    """The engine's loop over a loaded model and the rpc handlers of this event loop, each with the other.
-
-    lent_ms: how long a step may take that the event loop runs itself; 0: none does.
-    """
-    loop = asyncio.get_running_loop()
-    step_loop = build_step_loop(
-        args, loaded, inbox or Inbox(), lambda batch: loop.call_soon_threadsafe(servicer.calls.deliver, batch),
-        lending=Lending(lent_ms, loop.call_later) if lent_ms else None,
-    )  # fmt: skip
-    servicer = _build_servicer(args, loaded, step_loop, tracing)
-    return step_loop, servicer
-
-
 def build_step_loop(
     args: VerifyArgs, loaded: LoadedModel, inbox: Inbox, deliver: Callable[[Responses], object], *,
     lending: Lending | None = None, sampler: Sampler | None = None,
@@ -171,6 +154,23 @@ def build_step_loop(
         placement=loaded.placement,
         sampler=sampler or Sampler(),
     )
+
+
+def build_service(
+    args: VerifyArgs, loaded: LoadedModel, *, inbox: Inbox | None = None, lent_ms: float = 0.0,
+    tracing: Tracing | None = None,
+) -> tuple[StepLoop, VerifyServicer]:  # fmt: skip
+    """The engine's loop over a loaded model and the rpc handlers of this event loop, each with the other.
+
+    lent_ms: how long a step may take that the event loop runs itself; 0: none does.
+    """
+    loop = asyncio.get_running_loop()
+    step_loop = build_step_loop(
+        args, loaded, inbox or Inbox(), lambda batch: loop.call_soon_threadsafe(servicer.calls.deliver, batch),
+        lending=Lending(lent_ms, loop.call_later) if lent_ms else None,
+    )  # fmt: skip
+    servicer = _build_servicer(args, loaded, step_loop, tracing)
+    return step_loop, servicer
 
 
 def _build_servicer(
