@@ -15,17 +15,15 @@ from outrider import rpc
 from outrider.args import VerifyArgs
 from outrider.errors import Unavailable
 from outrider.grpc_thread import let_grpc_in_first
-from outrider.placement import Placement
 from outrider.process_tuning import keep_steady
 from outrider.stopping import first_of
 from outrider.telemetry import announce
 from outrider.v1 import verify_pb2_grpc
-from verify_service.app import build_servicer, build_step_loop
-from verify_service.commands import Inbox, Stop
+from verify_service.app import build_service
+from verify_service.commands import Stop
 from verify_service.loading import LoadedModel
 from verify_service.service import VerifyServicer
 from verify_service.step_loop import StepLoop
-from verify_service.turns import Lending
 
 _DRAIN_S = 5.0
 _STOP_S = 1.0
@@ -34,19 +32,14 @@ Wrap = Callable[[VerifyServicer], verify_pb2_grpc.VerifyServiceServicer]
 
 
 async def serve_model(
-    args: VerifyArgs, loaded: LoadedModel, *, lent_ms: float = 0.0, placement: Placement | None = None,
-    wrap: Wrap = lambda servicer: servicer,
-) -> StepLoop:  # fmt: skip
+    args: VerifyArgs, loaded: LoadedModel, *, lent_ms: float = 0.0, wrap: Wrap = lambda servicer: servicer
+) -> StepLoop:
     """Serves as `outrider verify` does, its rpcs behind what `wrap` makes of them, until it is told to end.
 
     Returns the loop, or raises what it failed of.
     """
-    loop, told, inbox = asyncio.get_running_loop(), told_to_end(), Inbox()
-    step_loop = build_step_loop(
-        args, loaded, inbox, lambda batch: loop.call_soon_threadsafe(servicer.calls.deliver, batch), 
-        lending=Lending(lent_ms, loop.call_later) if lent_ms else None, placement=placement,
-    )  # fmt: skip
-    servicer = build_servicer(args, loaded, step_loop, inbox)
+    told = told_to_end()
+    step_loop, servicer = build_service(args, loaded, lent_ms=lent_ms)
     server = rpc.create_server()
     let_grpc_in_first()
     verify_pb2_grpc.add_VerifyServiceServicer_to_server(wrap(servicer), server)
@@ -55,7 +48,7 @@ async def serve_model(
     keep_steady()
     stepping = asyncio.create_task(asyncio.to_thread(step_loop.run))
     await _ready_until(told, stepping)
-    inbox.put(Stop(Unavailable("the benchmark is over")))
+    step_loop.inbox.put(Stop(Unavailable("the benchmark is over")))
     try:
         await stepping
     finally:

@@ -202,13 +202,13 @@ async def _serve(address: str, report: Path, setting: Setting) -> int:
     )  # fmt: skip
     runner = ScriptedRunner(setting, num_slots)
     costs = CostTable({1: setting.verify_ms, 512: setting.verify_ms})
-    loaded = LoadedModel(cast("ModelRunner", runner), Sizes(num_slots, setting.max_len, 2048), costs, "")
+    placement = setting.placement(0)
+    loaded = LoadedModel(cast("ModelRunner", runner), Sizes(num_slots, setting.max_len, 2048), costs, "", placement)
     sent_ns: dict[str, int] = {}
     came_ns: dict[str, int] = {}
     step_loop = await serve_model(
-        args, loaded, lent_ms=LENT_MS, placement=setting.placement(0),
-        wrap=lambda servicer: Stamped(servicer, sent_ns, came_ns),
-    )  # fmt: skip
+        args, loaded, lent_ms=LENT_MS, wrap=lambda servicer: Stamped(servicer, sent_ns, came_ns)
+    )
     stamps = {"sent_ns": sent_ns, "came_ns": came_ns}
     write_report(report, stamps | _report(runner, step_loop))
     return 0

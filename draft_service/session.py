@@ -116,6 +116,11 @@ class Session:
         self._buffer = self.tokens
 
     @property
+    def is_text(self) -> bool:
+        """Whether it stands for a text that is no session's: these have uids below 0."""
+        return self.uid < 0
+
+    @property
     def key(self) -> tuple[int, int]:
         """The session's number and generation, against which its messages are checked."""
         return self.session_id, self.generation

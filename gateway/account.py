@@ -78,7 +78,6 @@ class Entry:
             return
         metrics = self._metrics
         metrics.prompt_tokens.inc(self._prompt_len)
-        metrics.cache_queries.inc(self._prompt_len)
         metrics.cache_hits.inc(cached_tokens)
         metrics.prompt_size.observe(self._prompt_len)
         metrics.answer_size.observe(0 if self._empty else num_tokens)

@@ -54,7 +54,6 @@ class Metrics:
         self.num_tokens = 0  # given to clients
         self.gaps = Buckets(SECONDS)  # between a choice's responses with tokens
         registry.register(Families(_EACH_TOKEN, self._read))
-        self.cache_queries = counter("prefix_cache_query_tokens_total", "Prompt tokens looked up in the prefix cache.")
         self.cache_hits = counter("prefix_cache_hit_tokens_total", "Prompt tokens found in the prefix cache.")
         self.first_token = histogram("time_to_first_token_seconds", "From a request to its first token.", SECONDS)
         self.whole = histogram("e2e_request_latency_seconds", "From a request to its last token.", SECONDS)

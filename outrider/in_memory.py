@@ -185,6 +185,7 @@ class _Call:
         self._context = _Context(method, metadata, self._answers)
         self._sender = asyncio.create_task(self._send(requests)) if requests is not None else None
         self.task = asyncio.create_task(self._run(handler, request, timeout_s))
+        self.task.add_done_callback(self._ended)
 
     # ---- The handler's end
 
@@ -194,15 +195,16 @@ class _Call:
                 await self._serve(handler, request)
         except _Aborted:
             return
-        except asyncio.CancelledError:
-            self._context.code, self._context.message = grpc.StatusCode.CANCELLED, "the call was cancelled"
         except Exception as error:
             self._context.fail(error)
-        finally:
-            if self._sender is not None:
-                self._sender.cancel()
-            self._asked.end()
-            self._answers.end()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled():  # perhaps before its first step
+            self._context.code, self._context.message = grpc.StatusCode.CANCELLED, "the call was cancelled"
+        if self._sender is not None:
+            self._sender.cancel()
+        self._asked.end()
+        self._answers.end()
 
     async def _serve(self, handler: grpc.RpcMethodHandler | None, request: Any) -> None:
         if handler is None:

@@ -11,7 +11,7 @@ from outrider.errors import RETRY_SOON_S, InvalidArgument, NotFound, ResourceExh
 from outrider.telemetry import get_logger
 from outrider.thread_future import ThreadFuture
 from outrider.v1 import admin_pb2, admin_pb2_grpc, common_pb2
-from verify_service.commands import Administer, Inbox
+from verify_service.commands import Ask, Inbox
 from verify_service.drafter import Drafter, Mode
 from verify_service.drafters import Drafters
 
@@ -31,10 +31,14 @@ _WIRE_MODES = {mode: number for number, mode in _MODES.items()}
 
 
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
-    """Owned by the event loop. `has_token`: callers had to send an admin token; else only Unix sockets are served."""
+    """Owned by the event loop; drafters: the engine's.
 
-    def __init__(self, inbox: Inbox, *, has_token: bool) -> None:
+    has_token: callers had to send an admin token; else only Unix sockets are served.
+    """
+
+    def __init__(self, inbox: Inbox, drafters: Drafters, *, has_token: bool) -> None:
         self._inbox = inbox
+        self._drafters = drafters
         self._has_token = has_token
         self._num_asked = 0  # of the engine, and not answered yet
 
@@ -44,10 +48,10 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         """All drafters that are enlisted, and what was switched."""
         self._check(context)
 
-        def look(drafters: Drafters) -> admin_pb2.ListDraftersResponse:
+        def look() -> admin_pb2.ListDraftersResponse:
             return admin_pb2.ListDraftersResponse(
-                drafters=[_managed(drafter) for drafter in drafters],
-                disabled_algorithms=sorted(drafters.disabled_algorithms),
+                drafters=[_managed(drafter) for drafter in self._drafters],
+                disabled_algorithms=sorted(self._drafters.disabled_algorithms),
             )
 
         return await self._ask(look)
@@ -61,11 +65,11 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         if mode is None:
             raise InvalidArgument(f"mode is {request.mode}; known are {', '.join(_names())}", field="mode")
 
-        def change(drafters: Drafters) -> admin_pb2.SetDrafterModeResponse:
-            found = [drafter for drafter in drafters if drafter.drafter_id == request.drafter_id]
+        def change() -> admin_pb2.SetDrafterModeResponse:
+            found = [drafter for drafter in self._drafters if drafter.drafter_id == request.drafter_id]
             if not found:
                 raise NotFound(f"no drafter {request.drafter_id!r} is enlisted", field="drafter_id")
-            moved = sum(drafters.set_mode(drafter, mode) for drafter in found)
+            moved = sum(self._drafters.set_mode(drafter, mode) for drafter in found)
             return admin_pb2.SetDrafterModeResponse(drafter=_managed(found[0]), moved_sessions=moved)
 
         response = await self._ask(change)
@@ -82,8 +86,8 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             known = ", ".join(common_pb2.Algorithm.keys()[1:])
             raise InvalidArgument(f"algorithm is {request.algorithm}; known are {known}", field="algorithm")
 
-        def change(drafters: Drafters) -> admin_pb2.SetAlgorithmResponse:
-            moved = drafters.set_algorithm(request.algorithm, enabled=request.enabled)
+        def change() -> admin_pb2.SetAlgorithmResponse:
+            moved = self._drafters.set_algorithm(request.algorithm, enabled=request.enabled)
             return admin_pb2.SetAlgorithmResponse(moved_sessions=moved)
 
         response = await self._ask(change)
@@ -95,7 +99,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         if not self._has_token and not context.peer().startswith("unix:"):
             raise Unauthenticated("this service is managed over Unix sockets alone, unless it has --admin-token-file")
 
-    async def _ask(self, work: Callable[[Drafters], ResultT]) -> ResultT:
+    async def _ask(self, work: Callable[[], ResultT]) -> ResultT:
         """Has the engine do the work between two steps."""
         if self._num_asked >= MAX_CALLS:
             raise ResourceExhausted(
@@ -103,7 +107,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             )
         self._num_asked += 1
         answer: ThreadFuture[ResultT] = ThreadFuture(self._answered)
-        self._inbox.put(Administer(work, answer))
+        self._inbox.put(Ask(work, answer))
         return await answer
 
     def _answered(self) -> None:

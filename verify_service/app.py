@@ -22,7 +22,6 @@ from outrider.auth import token_file
 from outrider.busy_poll import is_wanted
 from outrider.errors import Unavailable
 from outrider.metrics_http import serve_metrics
-from outrider.placement import Placement
 from outrider.preflight import check_before_load
 from outrider.process_tuning import keep_steady
 from outrider.row_ring import remove_left_behind
@@ -76,23 +75,19 @@ async def serve(
     args: VerifyArgs, loaded: LoadedModel, stop: Stopping, on_ready: Callable[[VerifyServicer], object] | None = None
 ) -> int:
     """Serves until told to stop; returns the exit code. `on_ready` gets the handlers once they serve."""
-    loop, placement = asyncio.get_running_loop(), loaded.placement
-    loop.set_default_executor(ThreadPoolExecutor(thread_name_prefix="worker", initializer=placement.roam))
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(thread_name_prefix="worker", initializer=loaded.placement.roam))
     if left := remove_left_behind():
         log.info("shared memory of killed processes removed", files=left)
-    inbox = Inbox()
-    step_loop = build_step_loop(
-        args, loaded, inbox, lambda batch: loop.call_soon_threadsafe(servicer.calls.deliver, batch),
-        lending=Lending(LENT_MS, loop.call_later) if loaded.runner.uses_kernels else None, placement=placement,
-    )  # fmt: skip
     tracing = tracing_of(args, "verify")
-    servicer = build_servicer(args, loaded, step_loop, inbox, tracing)
+    lent_ms = LENT_MS if loaded.runner.uses_kernels else 0.0
+    step_loop, servicer = build_service(args, loaded, lent_ms=lent_ms, tracing=tracing)
     admin_tokens = token_file(args.admin_token_file, "--admin-token-file")
     strangers = Strangers()
     server = serving.create_server(args, [(admin.PATH, admin_tokens)], strangers)
     verify_pb2_grpc.add_VerifyServiceServicer_to_server(servicer, server)
     admin_pb2_grpc.add_AdminServiceServicer_to_server(
-        admin.AdminServicer(inbox, has_token=admin_tokens is not None), server
+        admin.AdminServicer(step_loop.inbox, step_loop.drafters, has_token=admin_tokens is not None), server
     )
     health = rpc.add_health_and_reflection(server, SERVICES)
     addresses = serving.listen(server, args, *_addresses(args))
@@ -102,7 +97,7 @@ async def serve(
     progress = {"engine": step_loop.counters.progress, "event loop": beats(loop)}
     async with strangers.watched(addresses), metrics as metrics_address:
         await server.start()
-        async with _engine_thread(step_loop, loaded.runner.device, servicer.calls, inbox, stop) as failed:
+        async with _engine_thread(step_loop, loaded.runner.device, servicer.calls, stop) as failed:
             rpc.set_serving(health, SERVICES, True)
             announce(f"verify serves {servicer.model_name} at {' and '.join(addresses)}")
             if metrics_address is not None:
@@ -115,6 +110,7 @@ async def serve(
                 await _drain(servicer.calls, stop, 0.0 if failed else args.shutdown_grace_s)
         servicer.end_streams()
         await server.stop(grace=1.0)
+        servicer.calls.close()
     if tracing is not None:
         await tracing.close(stop.hurry)
     return 1 if failed else 0
@@ -128,10 +124,9 @@ async def _drain(calls: Calls, stop: Stopping, grace_s: float) -> None:
 
 def build_step_loop(
     args: VerifyArgs, loaded: LoadedModel, inbox: Inbox, deliver: Callable[[Responses], object], *,
-    lending: Lending | None = None, placement: Placement | None = None, sampler: Sampler | None = None,
+    lending: Lending | None = None, sampler: Sampler | None = None,
 ) -> StepLoop:  # fmt: skip
     """The engine's loop over a loaded model. lending: see StepLoop."""
-    placement = placement or Placement(None)
     runner = loaded.runner
     page_size = args.page_size
     pool = PagePool(loaded.sizes.total_tokens // page_size, page_size)
@@ -160,17 +155,33 @@ def build_step_loop(
         brake=not args.disable_speculation_brake,
         greedy_for_ngram=env.ngram_force_greedy_verify(),
         decode_log_interval=args.decode_log_interval,
-        clerk=ThreadPoolExecutor(1, thread_name_prefix="clerk", initializer=placement.roam),
+        clerk=ThreadPoolExecutor(1, thread_name_prefix="clerk", initializer=loaded.placement.roam),
         lending=lending,
-        placement=placement,
+        placement=loaded.placement,
         sampler=sampler or Sampler(),
     )
 
 
-def build_servicer(
-    args: VerifyArgs, loaded: LoadedModel, step_loop: StepLoop, inbox: Inbox, tracing: Tracing | None = None
-) -> VerifyServicer:
-    """The rpc handlers over a loaded model."""
+def build_service(
+    args: VerifyArgs, loaded: LoadedModel, *, inbox: Inbox | None = None, lent_ms: float = 0.0,
+    tracing: Tracing | None = None,
+) -> tuple[StepLoop, VerifyServicer]:  # fmt: skip
+    """The engine's loop over a loaded model and the rpc handlers of this event loop, each with the other.
+
+    lent_ms: how long a step may take that the event loop runs itself; 0: none does.
+    """
+    loop = asyncio.get_running_loop()
+    step_loop = build_step_loop(
+        args, loaded, inbox or Inbox(), lambda batch: loop.call_soon_threadsafe(servicer.calls.deliver, batch),
+        lending=Lending(lent_ms, loop.call_later) if lent_ms else None,
+    )  # fmt: skip
+    servicer = _build_servicer(args, loaded, step_loop, tracing)
+    return step_loop, servicer
+
+
+def _build_servicer(
+    args: VerifyArgs, loaded: LoadedModel, step_loop: StepLoop, tracing: Tracing | None
+) -> VerifyServicer:  # fmt: skip
     runner, sizes = loaded.runner, loaded.sizes
     config = runner.config
     model = common_pb2.ModelInfo(
@@ -191,9 +202,12 @@ def build_servicer(
     target = Target(new_boot_id(), model, features, feature_bytes, outbox_bytes(args, feature_bytes))
     thresholds = args.speculative_accept_threshold_single, args.speculative_accept_threshold_acc
     bounds = RequestBounds(sizes.context_length, args.most_choices, args.max_verify_nodes, thresholds)
-    compiler = GrammarCompiler(runner.model_path, vocab_size=config.vocab_size, eos_token_ids=config.eos_token_ids)
+    compiler = GrammarCompiler(
+        runner.model_path, vocab_size=config.vocab_size, eos_token_ids=config.eos_token_ids,
+        on_thread=loaded.placement.roam,
+    )  # fmt: skip
     return VerifyServicer(
-        args, config, target, SessionFactory(config, bounds, compiler), step_loop, inbox,
+        args, config, target, SessionFactory(config, bounds, compiler), step_loop, step_loop.inbox,
         CallTotals(grammars=compiler.totals), tracing,
         busy_poll=is_wanted(args.busy_poll, on_device=runner.device.type != "cpu"),
     )  # fmt: skip
@@ -205,7 +219,7 @@ def _addresses(args: VerifyArgs) -> list[str]:
 
 @asynccontextmanager
 async def _engine_thread(
-    step_loop: StepLoop, device: torch.device, calls: Calls, inbox: Inbox, stop: Stopping
+    step_loop: StepLoop, device: torch.device, calls: Calls, stop: Stopping
 ) -> AsyncIterator[list[BaseException]]:
     """Runs the engine until the block ends, and asks to stop where it ends before; what it failed of is in the list."""
     failed: list[BaseException] = []
@@ -222,7 +236,7 @@ async def _engine_thread(
         yield failed
     finally:  # whatever happens: a process waits for its threads
         calls.stopped = True
-        inbox.put(Stop(Unavailable("this server is shutting down")))
+        step_loop.inbox.put(Stop(Unavailable("this server is shutting down")))
         await ended.wait()
         thread.join()
 

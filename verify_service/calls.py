@@ -117,6 +117,10 @@ class Calls:
         if not self._open and not self._num_beginning:
             self.idle.set()
 
+    def close(self) -> None:
+        """Drops what calls that are gone have left to do."""
+        self._factory.close()
+
     def deliver(self, responses: Responses) -> None:
         """Takes a step's responses to the calls that wait for them; runs on the event loop."""
         for session, response in responses:

@@ -12,9 +12,8 @@ from typing import Any
 
 from outrider.errors import InvalidArgument, OutriderError
 from outrider.thread_future import ThreadFuture
-from outrider.v1 import common_pb2, verify_pb2
+from outrider.v1 import verify_pb2
 from verify_service.drafter import Drafter
-from verify_service.drafters import Drafters
 from verify_service.proposals import Proposal
 from verify_service.session import Session
 
@@ -75,35 +74,16 @@ class Released:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadFeatures:
-    """A drafter wants rows of a session's features; `answer` gets a tensor, or None where it may not have them."""
+class Ask:
+    """Work that is to be done between two steps; `answer` gets what it returns or, of our errors, raises."""
 
-    drafter: Drafter
-    session: int
-    generation: int
-    first_pos: int
-    count: int
-    answer: ThreadFuture[common_pb2.Tensor | None]
-
-
-@dataclass(frozen=True, slots=True)
-class FlushCache:
-    """The prefix cache is to be emptied; `answer` gets the pages that were freed, and those that stay."""
-
-    answer: ThreadFuture[tuple[int, int]]
-
-
-@dataclass(frozen=True, slots=True)
-class Administer:
-    """An operator looks at the drafters, or changes what they get; `answer` gets what `work` returns or raises."""
-
-    work: Callable[[Drafters], Any]
+    work: Callable[[], Any]
     answer: ThreadFuture[Any]
 
-    def run(self, drafters: Drafters) -> None:
+    def run(self) -> None:
         """Does the work and gives the answer."""
         try:
-            self.answer.set(self.work(drafters))
+            self.answer.set(self.work())
         except OutriderError as error:
             self.answer.fail(error)
 
@@ -115,10 +95,7 @@ class Stop:
     error: OutriderError
 
 
-Command = (
-    Submit | Cancel | DrafterJoined | DrafterLeft | ProposalsArrived | Released | ReadFeatures | FlushCache
-    | Administer | Stop
-)  # fmt: skip
+Command = Submit | Cancel | DrafterJoined | DrafterLeft | ProposalsArrived | Released | Ask | Stop
 
 
 class Inbox:
@@ -160,7 +137,7 @@ class Inbox:
         self._ended = error
         commands = self.take()
         for command in commands:
-            if isinstance(command, ReadFeatures | FlushCache | Administer):
+            if isinstance(command, Ask):
                 command.answer.fail(error)
         return commands
 
@@ -178,7 +155,10 @@ class Inbox:
 
     def take(self) -> list[Command]:
         """All commands that are there."""
-        commands = [self._commands.popleft() for _ in range(len(self._commands))]
+        commands: list[Command] = []
+        with contextlib.suppress(IndexError):  # of `end`, in two threads at once
+            for _ in range(len(self._commands)):
+                commands.append(self._commands.popleft())
         for command in commands:
             self._calls_taken += isinstance(command, (Submit, Cancel))
         return commands

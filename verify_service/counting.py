@@ -99,6 +99,7 @@ class CallTotals:
 
     grammars: GrammarTotals
     prompt_tokens: int = 0
+    queried_tokens: int = 0
     cached_tokens: int = 0
     finished: Counter[str] = field(default_factory=Counter)  # sessions by how they ended
     stages_s: dict[str, Buckets] = field(
@@ -108,6 +109,7 @@ class CallTotals:
     def began(self, session: Session) -> None:
         """Counts a session that began, at its first response."""
         self.prompt_tokens += session.prompt_len
+        self.queried_tokens += session.queried_len
         self.cached_tokens += session.cached_len
 
     def ended(self, finish: verify_pb2.GenerateFinish) -> None:

@@ -92,6 +92,11 @@ class Drafter:
         if self.ring is not None and not self.ring.prove(nonce):
             self.log_mistake("shared_memory_nonce is not what the ring's header begins with")
 
+    def has_read(self, row: int) -> None:
+        """The drafter has read the ring as far as this row."""
+        if self.ring is not None and not self.ring.read(row):
+            self.log_mistake("consumed_slot_seq is above the last row that was written")
+
     def log_mistake(self, what: str) -> None:
         """Logs a mistake that the drafter is not told of, once for its stream. Any thread may."""
         if what not in self._mistakes:

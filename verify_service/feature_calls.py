@@ -17,8 +17,10 @@ from outrider.telemetry import get_logger
 from outrider.thread_future import ThreadFuture
 from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import INLINE_FEATURE_BYTES
-from verify_service.commands import Inbox, ReadFeatures
+from verify_service.commands import Ask, Inbox
 from verify_service.drafter import Drafter
+from verify_service.drafters import Drafters
+from verify_service.features import FeatureSender
 from verify_service.target import Target
 
 log = get_logger(__name__)
@@ -40,11 +42,13 @@ class _Reader:
 
 
 class FeatureCalls:
-    """All StreamFeatures calls of this process. Owned by the event loop."""
+    """All StreamFeatures calls of this process. Owned by the event loop; drafters, features: the engine's."""
 
-    def __init__(self, target: Target, inbox: Inbox) -> None:
+    def __init__(self, target: Target, inbox: Inbox, drafters: Drafters, features: FeatureSender) -> None:
         self._target = target
         self._inbox = inbox
+        self._drafters = drafters
+        self._features = features
         self._readers: dict[bytes, _Reader] = {}  # by token
         self._num_calls = 0
         self._rings: weakref.WeakSet[RowRing] = weakref.WeakSet()
@@ -127,7 +131,14 @@ class FeatureCalls:
     async def _read(
         self, drafter: Drafter, request: verify_pb2.StreamFeaturesRequest, first_pos: int, count: int
     ) -> common_pb2.Tensor | None:
+        """Rows of a session that is open to the drafter; None where they are not there."""
+
+        def read() -> common_pb2.Tensor | None:
+            is_enlisted = drafter in self._drafters
+            assignment = drafter.find(request.session, request.generation) if is_enlisted else None
+            return None if assignment is None else self._features.read(assignment, first_pos, count)
+
         await self._reads.acquire()  # until the engine has read, whether or not the caller is still there
         answer: ThreadFuture[common_pb2.Tensor | None] = ThreadFuture(self._reads.release)
-        self._inbox.put(ReadFeatures(drafter, request.session, request.generation, first_pos, count, answer))
+        self._inbox.put(Ask(read, answer))
         return await answer

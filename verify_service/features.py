@@ -19,9 +19,7 @@ from verify_service.runner import Runner
 
 if TYPE_CHECKING:
     from verify_service.assignment import Assignment
-    from verify_service.commands import ReadFeatures
     from verify_service.drafter import Drafter
-    from verify_service.drafters import Drafters
 
 
 def feature_layout(spec: FeatureSpec, plane: torch.Tensor | None) -> common_pb2.FeatureLayout:
@@ -60,16 +58,14 @@ class FeatureSender:
         if self._plane is not None and self._plane.device.type == "cpu":
             self._data = self._plane.view(torch.uint8).numpy()
 
-    def answer(self, drafters: Drafters, asked: ReadFeatures) -> None:
-        """Rows of a session that is open to the asking drafter, as a wire tensor, or None where they are not there."""
-        assignment = asked.drafter.find(asked.session, asked.generation) if asked.drafter in drafters else None
-        end = asked.first_pos + asked.count
-        if self._plane is None or assignment is None or end > assignment.session.kv_len:
-            asked.answer.set(None)
-            return
+    def read(self, assignment: Assignment, first_pos: int, count: int) -> common_pb2.Tensor | None:
+        """Rows of a session as a wire tensor; None where they are not there."""
+        end = first_pos + count
+        if self._plane is None or end > assignment.session.kv_len:
+            return None
         tensor = common_pb2.Tensor()
-        self._fill(tensor, RowsWanted(asked.first_pos, self._slots(assignment, asked.first_pos, end)))
-        asked.answer.set(tensor)
+        self._fill(tensor, RowsWanted(first_pos, self._slots(assignment, first_pos, end)))
+        return tensor
 
     def send(self, assignment: Assignment, end_pos: int) -> None:
         """Sends rows not yet sent up to `end_pos` beside the verdicts.

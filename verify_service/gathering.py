@@ -6,7 +6,7 @@ Between two steps nothing stands before the drafters: they are told first, and w
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Collection, Generator, Sequence
 
 from outrider.cost_table import CostTable
 from verify_service.assignment import Assignment
@@ -14,7 +14,7 @@ from verify_service.commands import Command
 from verify_service.counting import PLAN, WAIT, Counters
 from verify_service.drafters import Drafters
 from verify_service.halves import Halves, Part
-from verify_service.planner import Planner, ms_since
+from verify_service.planner import Planner, Work, ms_since
 from verify_service.scheduler import Scheduler
 from verify_service.telling import Teller
 from verify_service.turns import Pause, Settle, Wait
@@ -83,9 +83,11 @@ class Gatherer:
         self._counters.lap(WAIT)
         return ms_since(start_ns), waited_for
 
-    def ran(self, sessions: list[int], num_late: int) -> None:
-        """Takes in which sessions the step runs."""
-        self.halves.ran(sessions, num_late=num_late, num_left_out=len(self.left_out))
+    def ran(self, works: Sequence[Work], num_late: int) -> None:
+        """Takes in which sessions the step runs; one alone takes turns with nobody."""
+        if len(works) > 1 or self.left_out:
+            sessions = [work.session.session_id for work in works]
+            self.halves.ran(sessions, num_late=num_late, num_left_out=len(self.left_out))
 
     def _leave_out(self, late: list[Assignment]) -> Collection[int]:
         """Ids of sessions that the step is better without (halves.py)."""

@@ -11,10 +11,10 @@ import json
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 from llguidance import LLMatcher, LLTokenizer
@@ -31,7 +31,7 @@ from verify_service.grammar import GrammarState, refused
 from verify_service.grammar_tokenizer import plain_tokenizer
 
 MAX_CACHED = 64
-MAX_TRIALS = 4  # at once, and waiting: each may take a second, and keeps a thread
+MAX_TRIALS = 4  # under way, and queued: each may take a second
 _COMPILED_AT_ONCE = 2  # steps need the cores too
 _ENDLESS = (
     "it takes too long to work out: too many patterns might have to hold at one place, or a number is too far below 0"
@@ -56,83 +56,116 @@ Compiled = LLMatcher | str
 """A grammar at its beginning, or why it is refused."""
 
 
+@dataclass(eq=False, slots=True)
+class _Asked:
+    """A grammar that was asked for. Changed under the compiler's lock."""
+
+    source: Source
+    on_trial: bool
+    known: Future[Compiled] = field(init=False)
+    num_waiting: int = 0
+
+
 class GrammarCompiler:
     """Makes states from requests' grammars. Thread-safe; keeps those it used last, refused ones too.
 
-    Who asks for one that is being compiled waits for that; others are compiled meanwhile.
+    Who asks for one that is being compiled waits for that; others are compiled meanwhile, in threads of its own. What
+    nobody waits for any more before it is begun is not compiled. on_thread: each of the threads begins with it.
     """
 
-    def __init__(self, model_path: Path, *, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self, model_path: Path, *, vocab_size: int, eos_token_ids: tuple[int, ...],
+        on_thread: Callable[[], object] | None = None,
+    ) -> None:  # fmt: skip
         self._tokenizer_path = model_path / "tokenizer.json"
         self._vocab_size = vocab_size
         self._eos_token_ids = list(eos_token_ids)
         self._tokenizer: LLTokenizer | None = None
         self._loading = threading.Lock()
-        self._kept: OrderedDict[Source, Future[Compiled]] = OrderedDict()
-        self._num_trials = 0
+        self._kept: OrderedDict[Source, _Asked] = OrderedDict()
         self._lock = threading.Lock()
-        self._trying = threading.Lock()
-        self._at_once = threading.Semaphore(_COMPILED_AT_ONCE)
+        self._threads = ThreadPoolExecutor(_COMPILED_AT_ONCE, "grammar", on_thread)
+        self._trial_thread = ThreadPoolExecutor(1, "grammar-trial", on_thread)  # apart: others do not wait for trials
         self.totals = GrammarTotals()
 
     async def settle(self, grammar: common_pb2.Grammar) -> Compiled:
-        """What `compile` has to be given in order not to wait. InvalidArgument for what is no grammar.
+        """What `compile` has to be given in order not to wait.
 
-        It takes a thread to compile, and none to wait for another request's: the threads are few.
+        InvalidArgument for what is no grammar, ResourceExhausted for one more that would have to be tried.
         """
-        known, work = self._claim(_source_of(grammar))
-        with self._lock:
-            self.totals.cache_hits += known.done()
-        if work is not None:
-            asyncio.get_running_loop().run_in_executor(None, work)
-        compiled = asyncio.wrap_future(known)
-        compiled.add_done_callback(lambda done: done.cancelled() or done.exception())  # though nobody wait any more
-        return await asyncio.shield(compiled)  # others want it though this request be cancelled
+        with self._wanted(_source_of(grammar)) as known:
+            with self._lock:
+                self.totals.cache_hits += known.done()
+            compiled = asyncio.wrap_future(known)
+            compiled.add_done_callback(lambda done: done.cancelled() or done.exception())  # though nobody wait any more
+            return await asyncio.shield(compiled)  # others want it though this request be cancelled
 
     def compile(self, grammar: common_pb2.Grammar, compiled: Compiled | None = None) -> GrammarState:
         """The state at the beginning of the output. InvalidArgument for a grammar that is refused, with the reason.
 
-        compiled: what `settle` returned. Without it this thread does the work, or waits for who does: not for threads
-        of the event loop's executor, where that work may be queued behind them.
+        compiled: what `settle` returned; without it this thread waits, and may be refused, as `settle` says.
         """
         kind, source = _source_of(grammar)
         if compiled is None:
-            known, work = self._claim((kind, source))
-            if work is not None:
-                work()
-            compiled = known.result()
+            with self._wanted((kind, source)) as known:
+                compiled = known.result()
         if isinstance(compiled, str):
             raise refused(kind, compiled)
         with self._lock:
             return GrammarState(compiled.deep_copy(), kind, self._vocab_size)
 
-    def _claim(self, source: Source) -> tuple[Future[Compiled], Callable[[], None] | None]:
-        """A grammar once it is known; and, where nobody is at it yet, what the caller has to run for that."""
-        with self._lock:
-            known = self._kept.get(source)
-            if known is not None:
-                self._kept.move_to_end(source)
-                return known, None
-            made = self._kept[source] = Future()
-        return made, partial(self._fill, made, source)
+    def close(self) -> None:
+        """Compiles nothing more; waits for nothing."""
+        for threads in (self._threads, self._trial_thread):
+            threads.shutdown(wait=False, cancel_futures=True)
 
-    def _fill(self, made: Future[Compiled], source: Source) -> None:
+    @contextmanager
+    def _wanted(self, source: Source) -> Iterator[Future[Compiled]]:
+        """A grammar once it is known, for who waits for that within."""
+        with self._lock:
+            asked = self._kept.get(source) or self._begin(source)
+            self._kept.move_to_end(source)
+            asked.num_waiting += 1
         try:
-            made.set_result(self._compile(source))
-        except BaseException as error:  # of this server, not of the grammar: nothing to remember
+            yield asked.known
+        finally:
             with self._lock:
-                del self._kept[source]
-            made.set_exception(error)
-        with self._lock:
-            done = [source for source, known in self._kept.items() if known.done()]  # others are still to be shared
-            for oldest in done[:-MAX_CACHED]:
-                del self._kept[oldest]
+                asked.num_waiting -= 1
+                if not asked.num_waiting and asked.known.cancel():
+                    del self._kept[source]
+                    asked.source = ("", "")  # the threads' queue may keep the rest for a while
+                if len(self._kept) > MAX_CACHED:
+                    self._forget_oldest()
 
-    def _compile(self, source: Source) -> Compiled:
+    def _begin(self, source: Source) -> _Asked:
+        """Has a grammar compiled."""
+        asked = _Asked(source, on_trial=grammar_trial.is_needed(unescaped(source[1])))
+        if asked.on_trial and self._num_trials() >= MAX_TRIALS:
+            raise ResourceExhausted(
+                f"{MAX_TRIALS} grammars that may take too long are being tried; try again later",
+                retry_after_s=RETRY_SOON_S,
+            )
+        asked.known = (self._trial_thread if asked.on_trial else self._threads).submit(self._compile, asked)
+        self._kept[source] = asked
+        return asked
+
+    def _num_trials(self) -> int:
+        return sum(asked.on_trial and not asked.known.done() for asked in self._kept.values())
+
+    def _forget_oldest(self) -> None:
+        done = [source for source, asked in self._kept.items() if asked.known.done()]  # others are still to be shared
+        for oldest in done[:-MAX_CACHED]:
+            del self._kept[oldest]
+
+    def _compile(self, asked: _Asked) -> Compiled:
         began = time.monotonic()
-        ended = not grammar_trial.is_needed(unescaped(source[1])) or self._try(source)
-        with self._at_once:
-            compiled = self._matcher_of(*source) if ended else _ENDLESS
+        try:
+            ended = not asked.on_trial or self._ends(*asked.source)
+            compiled = self._matcher_of(*asked.source) if ended else _ENDLESS
+        except BaseException:  # of this server, not of the grammar: nothing to remember
+            with self._lock:
+                del self._kept[asked.source]
+            raise
         with self._lock:
             self.totals.compile_s.observe(time.monotonic() - began)
             if isinstance(compiled, str):
@@ -140,22 +173,6 @@ class GrammarCompiler:
             else:
                 self.totals.compiled += 1
         return compiled
-
-    def _try(self, source: Source) -> bool:
-        """Whether it can be compiled in time."""
-        with self._lock:
-            if self._num_trials >= MAX_TRIALS:
-                raise ResourceExhausted(
-                    f"{MAX_TRIALS} grammars that may take too long are being tried; try again later",
-                    retry_after_s=RETRY_SOON_S,
-                )
-            self._num_trials += 1
-        try:
-            with self._trying:
-                return self._ends(*source)
-        finally:
-            with self._lock:
-                self._num_trials -= 1
 
     def _ends(self, kind: str, source: str) -> bool:
         self._load_tokenizer()  # where there is none it says so

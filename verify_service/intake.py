@@ -18,8 +18,15 @@ log = get_logger(__name__)
 _RELEASE_REASONS = {number: name for name, number in verify_pb2.ReleaseReason.items()}
 
 
-def take_proposals(drafters: Drafters, drafter: Drafter, proposals: list[Arrived]) -> None:
-    """Keeps proposals for later matching; a malformed one quarantines its session from this drafter."""
+def take_proposals(
+    drafters: Drafters, drafter: Drafter, proposals: list[Arrived], read: int | None = None
+) -> None:  # fmt: skip
+    """Keeps proposals for later matching; a malformed one quarantines its session from this drafter.
+
+    read: see ProposalsArrived.
+    """
+    if read is not None:
+        drafter.has_read(read)
     if proposals:
         drafter.missed_in_a_row = 0
     for arrived in proposals:

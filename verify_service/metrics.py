@@ -97,7 +97,7 @@ def _read_requests(reading: Reading, engine: StepLoop, calls: CallTotals) -> Non
         reading.add("outrider_sessions_total", number, reason)
     reading.add("outrider_prompt_tokens_total", calls.prompt_tokens)
     reading.add("outrider_generation_tokens_total", engine.counters.output_tokens)
-    reading.add("outrider_prefix_cache_query_tokens_total", calls.prompt_tokens)
+    reading.add("outrider_prefix_cache_query_tokens_total", calls.queried_tokens)
     reading.add("outrider_prefix_cache_hit_tokens_total", calls.cached_tokens)
     reading.add("outrider_preemptions_total", scheduler.num_preemptions)
     grammars = calls.grammars

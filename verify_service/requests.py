@@ -67,7 +67,7 @@ class SessionFactory:
     def build(self, request: verify_pb2.GenerateRequest, compiled: Compiled | None = None) -> list[Session]:
         """One session per choice. InvalidArgument naming the field, the value and the limit.
 
-        compiled: the request's grammar; None where there is none, or this thread may compile it.
+        compiled: the request's grammar; None where there is none, or this thread may wait for it.
         """
         wanted = self._check(request)
         params, prompt, resumed, speculation = wanted.params, wanted.prompt, wanted.resumed, wanted.speculation
@@ -102,6 +102,10 @@ class SessionFactory:
         self._check(request)  # nothing is compiled for one that is refused
         compiled = await self._compiler.settle(request.sampling.grammar)
         return await asyncio.to_thread(self.build, request, compiled)
+
+    def close(self) -> None:
+        """Compiles no more grammars; waits for nothing."""
+        self._compiler.close()
 
     def _check(self, request: verify_pb2.GenerateRequest) -> _Wanted:
         prompt = self._ids_of(request.prompt_tokens, "prompt_tokens")

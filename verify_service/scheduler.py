@@ -168,9 +168,9 @@ class Scheduler:
 
     def _awaits_beginning(self, session: Session) -> bool:
         """Whether somebody is just computing a prompt whose KV will soon spare this session half of its work."""
-        if self.pages.cache is None or session.wants_prompt_rows:
-            return False
-        return any(running.output_len == 0 and self._spares_half(running, session) for running in self.running)
+        return self.pages.is_looked_up(session) and any(
+            running.output_len == 0 and self._spares_half(running, session) for running in self.running
+        )
 
     def _spares_half(self, first: Session, then: Session) -> bool:
         """Whether two prompts have one beginning, as far as to the middle of what the cache has not got of `then`.
@@ -193,6 +193,7 @@ class Scheduler:
         self.pages.enter(session)
         session.phase = Phase.RUNNING
         if not session.admitted:
+            session.queried_len = session.prompt_len if self.pages.is_looked_up(session) else 0
             session.cached_len = min(session.kv_len, session.prompt_len)
         self._admissions += 1
         session.admitted = self._admissions

@@ -22,7 +22,7 @@ from outrider.v1 import verify_pb2, verify_pb2_grpc
 from outrider.wire import WIRE_VERSION
 from verify_service.call_stream import CallStream
 from verify_service.calls import Calls, how_ended
-from verify_service.commands import FlushCache, Inbox
+from verify_service.commands import Ask, Inbox
 from verify_service.counting import CallTotals
 from verify_service.feature_calls import FeatureCalls
 from verify_service.hosts import Hosts
@@ -60,7 +60,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         self._streams: set[DrafterStream] = set()
         self._hosts = Hosts()
         self._call_streams: set[CallStream] = set()
-        self._feature_calls = FeatureCalls(target, inbox)
+        self._feature_calls = FeatureCalls(target, inbox, engine.drafters, engine.features)
         self._flush: ThreadFuture[tuple[int, int]] | None = None  # that the engine was asked for
         self.totals = totals
         most = args.max_running_requests + args.max_queued_requests
@@ -189,7 +189,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         """Empties the prefix cache between two steps; calls that come meanwhile share what one did."""
         if self._flush is None:
             self._flush = ThreadFuture(self._flushed)
-            self._inbox.put(FlushCache(self._flush))
+            self._inbox.put(Ask(self._engine.scheduler.pages.flush_cache, self._flush))
         freed, kept = await asyncio.shield(self._flush)
         return verify_pb2.FlushCacheResponse(freed_pages=freed, kept_pages=kept)
 

@@ -77,7 +77,8 @@ class Session:
     kv_len: int = 0  # positions whose KV is in the pool
     pages: list[int] = field(default_factory=list)  # of the positions from 0 on, cached ones first
     prefix: Prefix | None = None  # the cached pages among them, locked
-    cached_len: int = 0  # positions of the prompt that the prefix cache had at admission
+    queried_len: int = 0  # positions of the prompt that the prefix cache was asked for at admission
+    cached_len: int = 0  # those that it had
     num_overtaking: int = 0  # sessions behind it in the queue that were admitted before it
     admitted: int = 0  # order of admission; the latest is preempted first
     stats: SpeculationCount = field(default_factory=SpeculationCount)

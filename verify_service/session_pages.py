@@ -103,9 +103,13 @@ class SessionPages:
         if session.table_row >= 0:
             self.slot_table[session.table_row, : count * self.pool.page_size] = self._expand(prefix.pages)
 
+    def is_looked_up(self, session: Session) -> bool:
+        """Whether the cache is asked for a session's prefix."""
+        return self.cache is not None and not session.wants_prompt_rows
+
     def share_prefix(self, session: Session) -> None:
         """Gives a waiting session the cached pages of its prefix; its newest token is always computed."""
-        if self.cache is None or session.wants_prompt_rows:
+        if self.cache is None or not self.is_looked_up(session):
             return
         prefix = self.cache.match(session.tokens[: session.committed_len - 1], session.cache_salt)
         self.cache.lock(prefix)

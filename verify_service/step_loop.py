@@ -20,19 +20,17 @@ from outrider.v1 import verify_pb2
 from verify_service.assigning import Assigner
 from verify_service.assignment import Assignment
 from verify_service.commands import (
-    Administer,
+    Ask,
     Cancel,
     Command,
     DrafterJoined,
     DrafterLeft,
-    FlushCache,
     Inbox,
     ProposalsArrived,
-    ReadFeatures,
     Released,
     Stop,
     Submit,
-)  # fmt: skip
+)
 from verify_service.committing import Committer, Unsent
 from verify_service.counting import COMMIT, FORWARD, IDLE, PLAN, TELL, Counters, DecodeLog
 from verify_service.drafters import Drafters
@@ -90,6 +88,7 @@ class StepLoop:
         self.inbox = inbox
         self.stats = SpeculationCount()
         self.counters = Counters()
+        self.features = FeatureSender(runner)
         self._runner = runner
         self._deliver = deliver
         self._planner = Planner(
@@ -99,8 +98,7 @@ class StepLoop:
         self._greedy_for_ngram = greedy_for_ngram
         self._sampler = sampler
         self._weigher = Weigher(drafters, costs, self.counters, clock)
-        self._features = FeatureSender(runner)
-        self._teller = Teller(drafters, self._features)
+        self._teller = Teller(drafters, self.features)
         self._responses: list[tuple[Session, Unsent]] = []
         self._clerk = clerk
         self._placement = placement
@@ -113,7 +111,7 @@ class StepLoop:
         )  # fmt: skip
         self.halves = self._gatherer.halves
         self._committer = Committer(
-            scheduler, drafters, self._features, self.stats, self._responses, by_algorithm=self.counters.by_algorithm
+            scheduler, drafters, self.features, self.stats, self._responses, by_algorithm=self.counters.by_algorithm
         )
         self._decode_log = DecodeLog(decode_log_interval, self.counters, self.stats, log.info)
         self._stopped_by: Stop | None = None
@@ -153,8 +151,7 @@ class StepLoop:
         works = self._planner.plan(self._gatherer.left_out)
         self.counters.lap(PLAN)
         told = self._teller.tell(works)
-        if len(works) > 1 or self._gatherer.left_out:  # one alone takes turns with nobody
-            self._gatherer.ran([work.session.session_id for work in works], len(late))
+        self._gatherer.ran(works, len(late))
         if works and self._clerk is not None and (self._responses or self._account or len(works) >= _MANY):
             self._busy = self._clerk.submit(self.flush, works, BREATH_S if told else 0.0)
         else:
@@ -249,9 +246,7 @@ class StepLoop:
         for command in commands:
             match command:
                 case ProposalsArrived(drafter, proposals, read):
-                    if read is not None and drafter.ring is not None and not drafter.ring.read(read):
-                        drafter.log_mistake("consumed_slot_seq is above the last row that was written")
-                    take_proposals(self.drafters, drafter, proposals)
+                    take_proposals(self.drafters, drafter, proposals, read)
                 case Submit(sessions):
                     self._submit(sessions)
                 case Cancel(sessions):
@@ -263,12 +258,8 @@ class StepLoop:
                     self.drafters.leave(drafter)
                 case Released(drafter, releases):
                     take_releases(self.drafters, drafter, releases)
-                case ReadFeatures():
-                    self._features.answer(self.drafters, command)
-                case FlushCache(answer):
-                    answer.set(self.scheduler.pages.flush_cache())
-                case Administer():
-                    command.run(self.drafters)
+                case Ask():
+                    command.run()
                 case Stop():
                     self._stopped_by = command
         return self._stopped_by is None

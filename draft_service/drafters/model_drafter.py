@@ -60,7 +60,7 @@ class ModelDrafter(SessionDrafter[StateT]):
             draft = self._trees(wanted, self._starts(wanted), check)[0]
         finally:
             self._served.forget(session)
-        refused = self._served.take_given_up_of(session)
+            refused = self._served.take_refused(session)
         if refused is None:
             return draft
         if refused.reason == verify_pb2.RELEASE_REASON_CAPACITY:

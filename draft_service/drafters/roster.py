@@ -38,6 +38,7 @@ class Roster(Generic[StateT]):
         self._model = model
         self._states: dict[int, StateT] = {}  # by uid
         self._given_up: list[GivenUp] = []
+        self._refused: dict[int, GivenUp] = {}  # texts that are no session's, by uid: told to who proposed them
 
     def __contains__(self, session: Session) -> bool:
         return session.uid in self._states
@@ -81,7 +82,11 @@ class Roster(Generic[StateT]):
         """Forgets a session that cannot be served, and notes why."""
         log.warning("session given up", session=session.session_id, reason=detail)
         self.forget(session)
-        self._given_up.append(GivenUp(session, reason, detail))
+        given = GivenUp(session, reason, detail)
+        if session.is_text:
+            self._refused[session.uid] = given
+        else:
+            self._given_up.append(given)
 
     def forget(self, session: Session) -> None:
         """Gives its rows back, if there are any."""
@@ -98,8 +103,6 @@ class Roster(Generic[StateT]):
         taken, self._given_up = self._given_up, []
         return taken
 
-    def take_given_up_of(self, session: Session) -> GivenUp | None:
-        """Why this one was given up, if it was; `take_given_up` does not tell of it then."""
-        found = next((given for given in self._given_up if given.session is session), None)
-        self._given_up = [given for given in self._given_up if given is not found]
-        return found
+    def take_refused(self, text: Session) -> GivenUp | None:
+        """Why a text was given up, if it was; `take_given_up` does not tell of those."""
+        return self._refused.pop(text.uid, None)

@@ -14,11 +14,11 @@ import torch
 from safetensors.torch import save_file
 
 from draft_service.drafters import factory, standalone
-from draft_service.drafters.base import AheadRequest, Draft, DraftRequest, TextRequest
+from draft_service.drafters.base import AheadRequest, Draft, DraftRequest, GivenUp, TextRequest
 from draft_service.drafters.models import LanguageModel, Tips
 from draft_service.drafters.shape import TreeShape
 from draft_service.drafters.standalone import StandaloneDrafter
-from draft_service.session import Wishes
+from draft_service.session import Session, Wishes
 from draft_service.sessions import InVerification
 from engine.feature_spec import FeatureSpec
 from engine.runner import ModelRunner
@@ -430,6 +430,24 @@ async def test_propose_leaves_no_trace(folder: Path, target: Target) -> None:
     assert_empty(drafter)
     assert drafter.take_given_up() == []
     drafter.close_down()
+
+
+@pytest.mark.asyncio
+async def test_who_takes_sessions_that_were_given_up_takes_no_text(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafter, taken = make(folder), list[GivenUp]()
+    served, forget = drafter._served, drafter._served.forget
+
+    def taking(session: Session) -> None:
+        taken.extend(drafter.take_given_up())  # as the event loop does after any visit
+        forget(session)
+
+    monkeypatch.setattr(served, "forget", taking)
+    with pytest.raises(ResourceExhausted):
+        await drafter.propose(TextRequest(np.ones(201, np.int32)))
+    assert taken == []
+    assert served._refused == {}
 
 
 @pytest.mark.asyncio

@@ -30,11 +30,10 @@ from outrider.errors import Unavailable
 from outrider.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from outrider.wire import pack_ids
 from tests.polling import until_async
-from verify_service.app import build_servicer, build_step_loop
-from verify_service.commands import Inbox, Stop
+from verify_service.app import build_service
+from verify_service.commands import Stop
 from verify_service.loading import LoadedModel, load_model
-from verify_service.step_loop import Responses, StepLoop
-from verify_service.turns import Lending
+from verify_service.step_loop import StepLoop
 
 TARGET = {"dtype": "float32", "device": "cpu"}
 
@@ -149,17 +148,7 @@ async def running(target: Path, features: str = "none", *, lent_ms: float = 0.0,
         return forward(segments, rows)
 
     loaded.runner.forward = metered
-    loop = asyncio.get_running_loop()
-    inbox = Inbox()
-    step_loop = build_step_loop(
-        args, loaded, inbox, lambda batch: loop.call_soon_threadsafe(_deliver, batch), 
-        lending=Lending(lent_ms, loop.call_later) if lent_ms else None,
-    )  # fmt: skip
-    servicer = build_servicer(args, loaded, step_loop, inbox)
-
-    def _deliver(batch: Responses) -> None:
-        servicer.calls.deliver(batch)
-
+    step_loop, servicer = build_service(args, loaded, lent_ms=lent_ms)
     server = rpc.create_server()
     verify_pb2_grpc.add_VerifyServiceServicer_to_server(servicer, server)
     failed: list[BaseException] = []
@@ -174,7 +163,7 @@ async def running(target: Path, features: str = "none", *, lent_ms: float = 0.0,
             yield Pair(address, loaded, step_loop, meter, stub)
         finally:
             meter.opened.set()
-            inbox.put(Stop(Unavailable("the test is over")))
+            step_loop.inbox.put(Stop(Unavailable("the test is over")))
             await asyncio.to_thread(thread.join)
             await channel.close(None)
             await server.stop(grace=None)

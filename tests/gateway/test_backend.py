@@ -18,7 +18,7 @@ from gateway.backend import Backend
 from gateway.call_failures import NotOffered
 from gateway.replica import Replica
 from gateway.replicas import ProbeTimes, ReplicaSet
-from gateway.route import Numerics, RetryPolicy
+from gateway.route import Numerics, RetryPolicy, Route
 from outrider.errors import (
     ENGINE_FAILED,
     DeadlineExceeded,

@@ -246,8 +246,8 @@ def _metrics(http: httpx.Client) -> dict[str, float]:
     return {name: float(value) for name, value in lines}
 
 
-UNASKED = ("prompt_tokens_total", "prefix_cache_query_tokens_total", "request_prompt_tokens_count",
-           "request_generation_tokens_count", "time_to_first_token_seconds_count")  # fmt: skip
+UNASKED = ("prompt_tokens_total", "request_prompt_tokens_count", "request_generation_tokens_count",
+           "time_to_first_token_seconds_count")  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -187,3 +187,16 @@ async def test_time_and_closing_end_the_handler() -> None:
     assert servicer.closed == 2
     assert await call.code() is grpc.StatusCode.CANCELLED
     assert channel.get_state() is grpc.ChannelConnectivity.READY
+
+
+@pytest.mark.asyncio
+async def test_a_call_that_is_cancelled_before_it_began_ends() -> None:
+    channel, stub = connect(Servicer())
+    async with channel:
+        call = stub.Speculate()
+        call.cancel()
+        with pytest.raises(grpc.aio.AioRpcError, match="the call was cancelled"):
+            await call.read()
+        assert await call.code() is grpc.StatusCode.CANCELLED
+        with pytest.raises(asyncio.InvalidStateError):
+            await call.write(named("late"))

@@ -24,7 +24,7 @@ from outrider.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from tests.drafter_view import Policy
 from tests.fake_drafters import FakeDrafter, silent
 from tests.fakes import FakeRunner, ToyModel
-from verify_service.app import SERVICE, build_servicer, build_step_loop
+from verify_service.app import SERVICE, build_service
 from verify_service.commands import Command, DrafterJoined, Inbox, Stop
 from verify_service.drafter import Drafter
 from verify_service.loading import LoadedModel
@@ -226,10 +226,7 @@ async def _service(
     )
     sizes = Sizes(pages, context, args.chunked_prefill_size or 32)
     loaded = LoadedModel(cast(ModelRunner, runner), sizes, costs if costs is not None else CostTable({}), FINGERPRINT)
-    step_loop = build_step_loop(
-        args, loaded, inbox, lambda batch: loop.call_soon_threadsafe(servicer.calls.deliver, batch)
-    )
-    servicer = build_servicer(args, loaded, step_loop, inbox)
+    step_loop, servicer = build_service(args, loaded, inbox=inbox)
     server = rpc.create_server()
     verify_pb2_grpc.add_VerifyServiceServicer_to_server(servicer, server)
     health = rpc.add_health_and_reflection(server, [SERVICE])

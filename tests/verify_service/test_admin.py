@@ -25,7 +25,7 @@ from tests.verify_service.conftest import Serve, Service, error_of, tokens_of
 from tests.verify_service.held import MODEL, OUTPUT, PROMPT, TEXT
 from tests.verify_service.rig import request
 from verify_service.admin import MAX_CALLS, PATH, AdminServicer
-from verify_service.commands import Administer
+from verify_service.commands import Ask
 
 LONG = SamplingParams(temperature=0.0, max_tokens=60)
 NGRAM, EAGLE = common_pb2.ALGORITHM_NGRAM, common_pb2.ALGORITHM_EAGLE
@@ -39,7 +39,7 @@ async def administered(service: Service, args: VerifyArgs | None = None) -> Asyn
     tokens = TokenFile(args.admin_token_file, "--admin-token-file") if args.admin_token_file else None
     server = serving.create_server(args, apart=[(PATH, tokens)])
     admin_pb2_grpc.add_AdminServiceServicer_to_server(
-        AdminServicer(service.inbox, has_token=tokens is not None), server
+        AdminServicer(service.inbox, service.engine.drafters, has_token=tokens is not None), server
     )
     (address,) = serving.listen(server, args, args.listen)
     await server.start()
@@ -70,7 +70,7 @@ async def test_a_disabled_drafter_loses_its_sessions_to_others_in_the_middle_of_
         change = asyncio.ensure_future(
             stub.SetDrafterMode(pb.SetDrafterModeRequest(drafter_id="first", mode=pb.DRAFTER_MODE_DISABLED))
         )
-        await service.inbox.until(lambda: service.inbox.kinds.count(Administer) == 1)
+        await service.inbox.until(lambda: service.inbox.kinds.count(Ask) == 1)
         service.gate.open()
         assert tokens_of(await task) == OUTPUT[:60]
         response = await change
@@ -109,7 +109,7 @@ async def test_calls_that_wait_for_the_engine_are_bounded(serve: Serve) -> None:
         task = asyncio.create_task(service.generate(request(PROMPT, LONG)))
         await service.gate.at_step()
         waiting = [asyncio.ensure_future(stub.ListDrafters(pb.ListDraftersRequest())) for _ in range(MAX_CALLS)]
-        await service.inbox.until(lambda: service.inbox.kinds.count(Administer) == MAX_CALLS)
+        await service.inbox.until(lambda: service.inbox.kinds.count(Ask) == MAX_CALLS)
         waiting.pop().cancel()  # the engine has it all the same
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await stub.ListDrafters(pb.ListDraftersRequest())

@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import random
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import grpc
 import pytest
@@ -20,7 +19,7 @@ from tests.drafter_view import Draft
 from tests.fake_drafters import Truth, perfect, random_trees
 from tests.verify_service.rig import MAX_NODES, build_rig, expected, prompt_of, request
 from tests.verify_service.scenes import MODEL, SAMPLED, VOCAB, check_outputs, learn
-from verify_service.commands import Administer, FlushCache, ReadFeatures, Stop, ThreadFuture
+from verify_service.commands import Ask, Stop, ThreadFuture
 from verify_service.step_failures import MAX_FAILED_STEPS
 
 
@@ -216,22 +215,13 @@ def test_stopping_ends_running_waiting_and_unread_sessions() -> None:
 @pytest.mark.asyncio
 async def test_stopping_answers_who_asked_too_late() -> None:
     rig = build_rig(MODEL)
-    drafter = rig.join().drafter
     rig.submit(request([1, 2]))
-    late: tuple[ThreadFuture[Any], ...] = ThreadFuture(), ThreadFuture(), ThreadFuture()
-
-    def ask() -> None:
-        rig.inbox.put(FlushCache(late[0]))
-        rig.inbox.put(Administer(lambda drafters: None, late[1]))
-        rig.inbox.put(ReadFeatures(drafter, 1, 1, 0, 1, late[2]))
-
-    rig.runner.on_forward = ask
+    late: ThreadFuture[None] = ThreadFuture()
+    rig.runner.on_forward = lambda: rig.inbox.put(Ask(pytest.fail, late))
     rig.inbox.put(Stop(Unavailable("shutting down")))
     rig.loop.run()
-    for answer in late:
+    later: ThreadFuture[None] = ThreadFuture()
+    rig.inbox.put(Ask(pytest.fail, later))
+    for answer in (late, later):
         with pytest.raises(Unavailable, match="shutting down"):
             await asyncio.wait_for(answer, 5)
-    later: ThreadFuture[tuple[int, int]] = ThreadFuture()
-    rig.inbox.put(FlushCache(later))
-    with pytest.raises(Unavailable, match="shutting down"):
-        await asyncio.wait_for(later, 5)

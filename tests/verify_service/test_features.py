@@ -26,7 +26,7 @@ from tests.verify_service.conftest import Serve, Service, layout, tokens_of
 from tests.verify_service.held import OUTPUT, hold
 from tests.verify_service.rig import prompt_of, request
 from verify_service import feature_calls
-from verify_service.commands import ProposalsArrived, ReadFeatures
+from verify_service.commands import Ask, ProposalsArrived
 from verify_service.feature_calls import (
     MAX_CALLS,
     MAX_CALLS_PER_DRAFTER,
@@ -165,10 +165,10 @@ async def fetch(service: Service, asked: verify_pb2.StreamFeaturesRequest) -> li
         return [piece async for piece in service.stub.StreamFeatures(asked)]
 
     task = asyncio.create_task(collect())
-    num_answered = service.inbox.kinds.count(ReadFeatures)
+    num_answered = service.inbox.kinds.count(Ask)
 
     def moved() -> bool:
-        return task.done() or service.inbox.kinds.count(ReadFeatures) > num_answered
+        return task.done() or service.inbox.kinds.count(Ask) > num_answered
 
     task.add_done_callback(lambda _: service.inbox.notify())
     while True:
@@ -345,9 +345,9 @@ async def test_reads_without_end_do_not_lengthen_a_step(serve: Serve) -> None:
     for drafter in (held.drafter, *others):
         asked = asking(service, held.drafter, count=2, **shown_by(drafter))
         reads += [asyncio.create_task(num_rows(service, asked)) for _ in range(MAX_CALLS_PER_DRAFTER)]
-    await service.inbox.until(lambda: service.inbox.kinds.count(ReadFeatures) >= MAX_FEATURE_READS)
+    await service.inbox.until(lambda: service.inbox.kinds.count(Ask) >= MAX_FEATURE_READS)
     await service.stub.GetServerInfo(verify_pb2.VerifyServiceGetServerInfoRequest())  # all reads have come before it
-    assert service.inbox.kinds.count(ReadFeatures) == MAX_FEATURE_READS
+    assert service.inbox.kinds.count(Ask) == MAX_FEATURE_READS
     while not all(each.done() for each in reads):
         await service.gate.pass_steps(1)
         await service.stub.GetServerInfo(verify_pb2.VerifyServiceGetServerInfoRequest())
@@ -365,7 +365,7 @@ async def test_reads_of_callers_that_left_count_until_the_engine_has_done_them(s
         await asyncio.sleep(0)
         reading.cancel()
         await asyncio.wait([reading])
-    assert service.inbox.kinds.count(ReadFeatures) == MAX_FEATURE_READS
+    assert service.inbox.kinds.count(Ask) == MAX_FEATURE_READS
     await service.gate.pass_steps(1)
     assert len(await fetch(service, asking(service, drafter))) == 1
     service.gate.open()

@@ -395,6 +395,48 @@ async def test_who_waits_for_the_same_grammar_holds_no_thread(
 
 
 @pytest.mark.asyncio
+async def test_what_nobody_waits_for_any_more_is_not_compiled(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on, tried = threading.Event(), list[str]()
+    monkeypatch.setattr(grammar_trial, "ends", lambda grammar, *_: tried.append(grammar) or go_on.wait())
+    fresh = GrammarCompiler(compiler._tokenizer_path.parent, vocab_size=compiler._vocab_size, eos_token_ids=(EOS,))
+    sources = [common_pb2.Grammar(regex="i" + "&" * (9 + n)) for n in (0, 1, 1, 2, 2)]
+    begun, wanted, left, *forgotten = (asyncio.create_task(fresh.settle(source)) for source in sources)
+    await asyncio.sleep(0)
+    dropped = fresh._kept["regex", sources[-1].regex]
+    for task in (left, *forgotten):
+        task.cancel()
+    await asyncio.gather(left, *forgotten, return_exceptions=True)
+    assert fresh._num_trials() == 2
+    assert dropped.source == ("", "")  # whose text may be long
+    go_on.set()
+    await asyncio.gather(begun, wanted)
+    assert (len(tried), len(fresh._kept)) == (2, 2)
+
+
+@pytest.mark.asyncio
+async def test_grammars_have_threads_of_their_own_and_the_queue_ends_with_the_process(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, began, go_on = asyncio.get_running_loop(), threading.Event(), threading.Event()
+    loop.set_default_executor(ThreadPoolExecutor(1))
+    busy = loop.run_in_executor(None, go_on.wait)
+    fresh = GrammarCompiler(compiler._tokenizer_path.parent, vocab_size=compiler._vocab_size, eos_token_ids=(EOS,))
+    await fresh.settle(common_pb2.Grammar(regex="j+"))
+    monkeypatch.setattr(grammar_trial, "ends", lambda *_: began.set() or go_on.wait())
+    sources = [common_pb2.Grammar(regex="j" + "&" * (9 + n)) for n in range(2)]
+    begun, queued = (asyncio.create_task(fresh.settle(source)) for source in sources)
+    await asyncio.sleep(0)
+    began.wait()
+    fresh.close()
+    with pytest.raises(asyncio.CancelledError):
+        await queued
+    go_on.set()
+    await asyncio.gather(begun, busy)
+
+
+@pytest.mark.asyncio
 async def test_more_grammars_than_are_kept_are_compiled_once_each_by_few_threads(compiler: GrammarCompiler) -> None:
     loop = asyncio.get_running_loop()
     loop.set_default_executor(ThreadPoolExecutor(2))
@@ -427,7 +469,7 @@ def test_trials_are_bounded_shared_and_no_matter_to_patterns_that_do_not_meet(
     sources = [common_pb2.Grammar(regex="a" + "&" * (9 + n)) for n in range(MAX_TRIALS)]
     with ThreadPoolExecutor(3 * MAX_TRIALS) as pool:
         trials = [pool.submit(compiler.compile, source) for source in 3 * sources]
-        while compiler._num_trials < MAX_TRIALS:
+        while compiler._num_trials() < MAX_TRIALS:
             time.sleep(0)
         with pytest.raises(ResourceExhausted, match="try again later"):
             compiler.compile(common_pb2.Grammar(regex="b" + "&" * 9))

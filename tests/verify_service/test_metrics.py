@@ -31,6 +31,20 @@ def value(registry: CollectorRegistry, name: str, **labels: str) -> float:
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("cached", [True, False])
+async def test_what_is_not_looked_up_is_no_query(serve: Serve, cached: bool) -> None:
+    service = await serve(MODEL, disable_radix_cache=not cached)
+    for prompt_logprobs in (False, True, False):
+        asked = request(PROMPT, GREEDY)
+        asked.prompt_logprobs = prompt_logprobs
+        await service.generate(asked)
+    registry = registry_of(service)
+    assert value(registry, "outrider_prompt_tokens_total") == 3 * len(PROMPT)
+    assert value(registry, "outrider_prefix_cache_query_tokens_total") == 2 * cached * len(PROMPT)
+    assert value(registry, "outrider_prefix_cache_hit_tokens_total") == cached * (len(PROMPT) - 1)
+
+
+@pytest.mark.asyncio
 async def test_the_numbers_are_those_of_what_was_done(serve: Serve) -> None:
     # Without the brake: of a tree that it trims the rest may be used again.
     service = await serve(MODEL, max_draft_wait_ms=10_000.0, disable_speculation_brake=True)

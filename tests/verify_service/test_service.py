@@ -21,7 +21,7 @@ from tests.fakes import ByteTokenizer, ToyModel
 from tests.verify_service.conftest import FINGERPRINT, Serve, Service, error_of, tokens_of
 from tests.verify_service.rig import prompt_of, request
 from verify_service.app import SERVICE
-from verify_service.commands import Cancel, FlushCache
+from verify_service.commands import Ask, Cancel
 
 MODEL = ToyModel(vocab_size=32, order=3)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20)
@@ -321,16 +321,16 @@ async def test_flushes_that_wait_for_the_engine_are_one(serve: Serve) -> None:
     calls = [
         asyncio.create_task(service.servicer.FlushCache(verify_pb2.FlushCacheRequest(), context)) for _ in range(3)
     ]
-    await service.inbox.until(lambda: FlushCache in service.inbox.kinds)
+    await service.inbox.until(lambda: Ask in service.inbox.kinds)
     calls.pop(0).cancel()
     service.gate.open()
     first, second = await asyncio.gather(*calls)
     assert first == second
     assert first.freed_pages > 0
-    assert service.inbox.kinds.count(FlushCache) == 1
+    assert service.inbox.kinds.count(Ask) == 1
     await task
     await service.stub.FlushCache(verify_pb2.FlushCacheRequest())
-    assert service.inbox.kinds.count(FlushCache) == 2
+    assert service.inbox.kinds.count(Ask) == 2
 
 
 @pytest.mark.asyncio

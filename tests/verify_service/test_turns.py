@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from outrider.errors import Unavailable
 from outrider.thread_future import ThreadFuture
-from verify_service.commands import Administer, Command, Inbox, Stop
-from verify_service.drafters import Drafters
+from verify_service.commands import Ask, Command, Inbox, Stop
 from verify_service.turns import Compute, Lending, Pause, Settle, Steps, Turns, Wait
 
 FOREVER = Wait(None)
@@ -131,13 +130,13 @@ class Script:
         return {thread for at, thread in self.ran_by if at is pause}
 
 
-def note(turn: int) -> Administer:
+def note(turn: int) -> Ask:
     """A command that can be told from others."""
 
-    def work(drafters: Drafters) -> None:
+    def work() -> None:
         raise AssertionError(f"nobody obeys note {turn}")
 
-    return Administer(work, cast("ThreadFuture[None]", None))
+    return Ask(work, cast("ThreadFuture[None]", None))
 
 
 def end(script: Script, thread: threading.Thread) -> None:
