@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from engine.fields import LIMITS, Fields
 from engine.models.heads.names import family_named
+from engine.stored_quantization import refuse_quantised
 from outrider.errors import StartupError
 from outrider.telemetry import get_logger
 from outrider.text_files import read_json
@@ -189,8 +190,7 @@ class _Reader(Fields):
         return self.flag("attention_bias", False)
 
     def _refuse_what_changes_the_arithmetic(self) -> None:
-        if self.values.get("quantization_config") is not None:
-            self.fail("the checkpoint is quantised (`quantization_config`); give one in bf16, fp16 or fp32")
+        refuse_quantised(self.path.parent, self.values)
         if self.values.get("hidden_act", "silu") != "silu":
             self._leave(f"hidden_act {self.values['hidden_act']!r} is not supported; only silu is")
         if self.flag("mlp_bias", False):

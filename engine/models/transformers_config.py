@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from engine.config import ORIGINAL_LENGTH, ModelConfig, possible_ends, stretched
 from engine.fields import Fields
+from engine.stored_quantization import refuse_quantised
 from outrider.errors import StartupError, reason_of
 from outrider.telemetry import get_logger
 from outrider.text_files import read_json
@@ -38,8 +39,7 @@ def load_config(folder: Path, *, trust_remote_code: bool) -> Any:
             f"{folder}: {names} is served through transformers, which is missing: "
             "in a checkout, pip install '.[models]'"
         ) from error
-    if raw.get("quantization_config") is not None:
-        _fail(folder, "the checkpoint is quantised (`quantization_config`); give one in bf16, fp16 or fp32")
+    refuse_quantised(folder, raw)
     if "auto_map" in raw and not trust_remote_code and not _is_known(raw):
         _fail(folder, "this model needs Python code of its own folder, which is run only with --trust-remote-code")
     try:
