@@ -97,7 +97,7 @@ def _replace_linears(folder: Path, model: Any, quantization: str | None) -> None
 
 
 def _check_loaded(folder: Path, model: Any, checkpoint: Checkpoint, found: dict[str, Any]) -> None:
-    unused = sorted(found.get("unexpected_keys") or ())
+    unused: list[str] = sorted(found.get("unexpected_keys") or ())
     _check_dtypes(model, checkpoint, unused)
     refuse_tensors(folder, sorted(found.get("missing_keys") or ()), "are missing")
     wrong = [
