@@ -33,7 +33,7 @@ def names_by_transformers(folder: Path) -> dict[str, str]:
     with torch.device("meta"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what it has to say about its defaults is no news here
         try:
-            model = AutoModelForCausalLM.from_config(config)
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
             embedding = _name_in_files(model, model.get_input_embeddings())
             is_tied = config.get_text_config().tie_word_embeddings
             head = embedding if is_tied else _name_in_files(model, model.get_output_embeddings())
