@@ -190,7 +190,7 @@ class _Reader(Fields):
         return self.flag("attention_bias", False)
 
     def _refuse_what_changes_the_arithmetic(self) -> None:
-        refuse_quantised(self.path.parent, self.values)
+        refuse_quantised(self)
         if self.values.get("hidden_act", "silu") != "silu":
             self._leave(f"hidden_act {self.values['hidden_act']!r} is not supported; only silu is")
         if self.flag("mlp_bias", False):

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
-from outrider.errors import StartupError
+from engine.fields import Fields
 
 _KEYS = ("quantization_config", "compression_config")  # the second is the older one of compressed-tensors
 _MODELOPT_NAME = "hf_quant_config.json"  # which leaves config.json as it was
 
 
-def refuse_quantised(folder: Path, raw: dict[str, Any]) -> None:
-    """StartupError where `raw`, the folder's config.json, or a file beside it says that the weights are quantised."""
-    found = [key for key in _KEYS if raw.get(key) is not None]
-    if (folder / _MODELOPT_NAME).is_file():
-        found.append(_MODELOPT_NAME)
-    if found:
-        raise StartupError(
-            f"{folder / 'config.json'}: the checkpoint is quantised (`{found[0]}`); give one in bf16, fp16 or fp32"
-        )
+def refuse_quantised(config: Fields) -> None:
+    """StartupError where a config.json, or a file beside it, says that the weights are quantised already."""
+    signs = [key for key in _KEYS if config.values.get(key) is not None]
+    if config.path.with_name(_MODELOPT_NAME).is_file():
+        signs.append(_MODELOPT_NAME)
+    if signs:
+        config.fail(f"the checkpoint is quantised (`{signs[0]}`); give one in bf16, fp16 or fp32")

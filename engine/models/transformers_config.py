@@ -39,7 +39,7 @@ def load_config(folder: Path, *, trust_remote_code: bool) -> Any:
             f"{folder}: {names} is served through transformers, which is missing: "
             "in a checkout, pip install '.[models]'"
         ) from error
-    refuse_quantised(folder, raw)
+    refuse_quantised(Fields(folder / "config.json", raw))
     if "auto_map" in raw and not trust_remote_code and not _is_known(raw):
         _fail(folder, "this model needs Python code of its own folder, which is run only with --trust-remote-code")
     try:
