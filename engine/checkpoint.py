@@ -45,6 +45,10 @@ class Checkpoint(ABC):
     def tensor(self, name: str) -> torch.Tensor:
         """One tensor, as stored. Raises StartupError when it is no floating-point tensor."""
 
+    @abstractmethod
+    def check_dtype(self, name: str) -> None:
+        """StartupError unless a tensor is of those that `tensor` gives."""
+
 
 class SafetensorsCheckpoint(Checkpoint):
     """One or more safetensors files, mapped into memory."""
@@ -68,10 +72,13 @@ class SafetensorsCheckpoint(Checkpoint):
         return {name: tuple(entry["shape"]) for name, entry in self._headers.items()}
 
     def tensor(self, name: str) -> torch.Tensor:
+        self.check_dtype(name)
+        return self._file_of[name].get_tensor(name)
+
+    def check_dtype(self, name: str) -> None:
         dtype = self._headers[name]["dtype"]
         if dtype not in DTYPES:
             raise _unreadable(self.files, name, dtype)
-        return self._file_of[name].get_tensor(name)
 
 
 class PickledCheckpoint(Checkpoint):
@@ -91,10 +98,13 @@ class PickledCheckpoint(Checkpoint):
         return {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
 
     def tensor(self, name: str) -> torch.Tensor:
+        self.check_dtype(name)
+        return self._tensors[name]
+
+    def check_dtype(self, name: str) -> None:
         dtype = self._tensors[name].dtype
         if dtype not in DTYPES.values():
             raise _unreadable(self.files, name, dtype)
-        return self._tensors[name]
 
 
 class DummyCheckpoint(Checkpoint):
@@ -119,6 +129,9 @@ class DummyCheckpoint(Checkpoint):
             return 0.1 * noise
         gain = 2.0 if name in {OUTPUT_HEAD, EMBEDDING} else 1.0
         return noise * gain * shape[1] ** -0.5
+
+    def check_dtype(self, name: str) -> None:
+        """All are of fp32."""
 
 
 def check_numbers(what: str, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from engine.fields import LIMITS, Fields, NotOursError
 from engine.models.heads.names import family_named
 from engine.rope_config import RopeScaling, read_rope
+from engine.stored_quantization import refuse_quantised
 from outrider.errors import StartupError
 from outrider.telemetry import get_logger
 from outrider.text_files import read_json
@@ -205,12 +206,6 @@ class _Reader(Fields):
         if not isinstance(kinds, list) or len(kinds) != num_layers or any(kind not in _LAYER_TYPES for kind in kinds):
             self.fail(f"layer_types must name {' or '.join(_LAYER_TYPES)} for each of {num_layers} layers")
         return tuple(window if kind == _LAYER_TYPES[0] else 0 for kind in kinds)
-
-
-def refuse_quantised(config: Fields) -> None:
-    """StartupError for a checkpoint whose weights are quantised already."""
-    if config.values.get("quantization_config") is not None:
-        config.fail("the checkpoint is quantised (`quantization_config`); give one in bf16, fp16 or fp32")
 
 
 def end_ids(config: Fields, generation: dict[str, Any], vocab_size: int) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ No tensor is ever made up: a missing, extra or mis-shaped one is reported, never
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,17 +41,21 @@ def load_checkpoint(
     else:
         checkpoint = open_checkpoint(folder, load_format=load_format)
     check_shapes(folder, checkpoint.shapes(), shapes)
-    _warn_of_unused(folder, checkpoint.shapes(), shapes)
+    _warn_of_extra(folder, checkpoint.shapes(), shapes)
     _check_tied(folder, checkpoint, shapes)
     return checkpoint, _finite_tensors(folder, checkpoint, shapes, dtype)
 
 
-def _warn_of_unused(folder: Path, found: Mapping[str, object], wanted: Mapping[str, object]) -> None:
+def _warn_of_extra(folder: Path, found: Mapping[str, object], wanted: Mapping[str, object]) -> None:
     extra = [name for name in found if name not in wanted and not name.endswith(IGNORED_SUFFIXES)]
     # A tied model's head is its embedding, and some files store it twice; prediction layers are a drafter's.
-    extra = [name for name in extra if name != OUTPUT_HEAD and not name.startswith(PREDICTION_PREFIX)]
-    if extra:
-        log.warning("tensors not used", folder=str(folder), count=len(extra), first=extra[:5])
+    warn_of_unused(folder, [name for name in extra if name != OUTPUT_HEAD and not name.startswith(PREDICTION_PREFIX)])
+
+
+def warn_of_unused(folder: Path, names: Sequence[str]) -> None:
+    """Logs which tensors of a folder are left out, if any."""
+    if names:
+        log.warning("tensors not used", folder=str(folder), count=len(names), first=names[:5])
 
 
 def _check_tied(folder: Path, checkpoint: Checkpoint, wanted: Mapping[str, object]) -> None:

@@ -18,6 +18,7 @@ from engine.fingerprint import vocab_fingerprint
 from engine.model_folder import resolve_model
 from engine.models.heads.base import Head
 from engine.models.heads.load import HeadFolder, load_head
+from engine.models.heads.names import NoHeadError
 from engine.models.heads.runner import HeadRunner
 from engine.models.heads.target import TargetShape
 from engine.quantization import KernelLinears, check_quantization, draft_quantization
@@ -103,7 +104,7 @@ def _head_folder(args: DraftArgs, target_folder: Path, load_format: str) -> Path
         return shipped
     try:
         HeadFolder.open(target_folder, load_format=load_format)
-    except StartupError as error:
+    except NoHeadError as error:
         raise StartupError(
             f"--speculative-draft-model-path is not given, and the target has no head of its own: {error}"
         ) from error

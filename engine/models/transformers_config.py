@@ -8,9 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NoReturn
 
-from engine.config import ModelConfig, end_ids, refuse_quantised
+from engine.config import ModelConfig, end_ids
 from engine.fields import Fields
 from engine.rope_config import ORIGINAL_LENGTH, stretched
+from engine.stored_quantization import refuse_quantised
 from outrider.errors import StartupError, reason_of
 from outrider.telemetry import get_logger
 from outrider.text_files import read_json

@@ -57,6 +57,8 @@ class TransformersDecoder:
         for module in model.modules():
             module.outrider_attention = self._paged
         self._kept: dict[int, torch.Tensor] = {}
+        self._head_rows: torch.Tensor | None = None
+        """The rows that the output head is to read of all that come to it, while a step runs that keeps them."""
         self._keep_features()
 
     @torch.inference_mode()
@@ -66,14 +68,17 @@ class TransformersDecoder:
         slots = to_device(batch.layout.slots, device).long()
         self._paged.begin(batch.layout, slots)
         rows = to_device(batch.logit_rows, device).long()
+        keeps_last = self.features.kind == "last"
+        self._kept.clear()
+        self._head_rows = rows if keeps_last else None
         output = self._model(
             input_ids=to_device(batch.tokens, device).long()[None],
             position_ids=to_device(batch.layout.positions, device).long()[None],
-            use_cache=False, logits_to_keep=rows,
+            use_cache=False, logits_to_keep=0 if keeps_last else rows,
         )  # fmt: skip
+        self._head_rows = None
         if self.pool.features is not None:
-            kept = torch.cat([self._kept[key] for key in sorted(self._kept)], dim=-1)
-            self.pool.features.index_copy_(0, slots, kept.to(self.pool.features.dtype))
+            self.pool.features.index_copy_(0, slots, self._features(self.pool.features.shape[1]))
         return output.logits[0].float()
 
     def timed_forward(self, batch: Batch) -> tuple[torch.Tensor, dict[str, float]]:
@@ -158,7 +163,10 @@ class TransformersDecoder:
     def _keep_features(self) -> None:
         """Hooks that note the states that features ask for."""
         if self.features.kind == "last":
-            self._model.base_model.register_forward_hook(lambda _module, _args, output: self._note(0, output[0]))
+            head = self._model.get_output_embeddings()
+            if head is None:
+                raise self._no_features("its output head is not found")
+            head.register_forward_pre_hook(self._note_last)
         if self.features.kind != "aux":
             return
         layers = self._layers()
@@ -168,6 +176,11 @@ class TransformersDecoder:
             else:
                 layers[-1].register_forward_hook(lambda _module, _args, output, at=index: self._note(at, output))
 
+    def _note_last(self, _module: Any, args: tuple[Any, ...]) -> torch.Tensor:
+        """All rows are noted, and those go on to the output head of which there are to be logits."""
+        self._note(0, args[0])
+        return args[0] if self._head_rows is None else args[0][:, self._head_rows]
+
     def _note_entering(self, place: int, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._note(place, args[0] if args else kwargs["hidden_states"])
 
@@ -175,11 +188,29 @@ class TransformersDecoder:
         tensor = state[0] if isinstance(state, tuple) else state
         self._kept[place] = tensor.view(-1, tensor.shape[-1])
 
+    def _features(self, width: int) -> torch.Tensor:
+        """The step's rows' features [T, width], in the pool's dtype."""
+        states = [self._kept[key] for key in sorted(self._kept)]
+        found = sum(state.shape[-1] for state in states)
+        if found != width:
+            raise self._no_features(f"{found} numbers a row come from its layers and output head, of {width}")
+        assert self.pool.features is not None
+        return torch.cat(states, dim=-1).to(self.pool.features.dtype)
+
     def _layers(self) -> Any:
-        for module in self._model.base_model.children():
-            if isinstance(module, torch.nn.ModuleList) and len(module) == self.config.num_layers:
-                return module
-        raise StartupError(f"{self.config.architecture}: its layers are not found, so --features cannot be kept")
+        lists = [module for module in self._model.modules() if isinstance(module, torch.nn.ModuleList)]
+        for layers in lists:
+            if len(layers) == self.config.num_layers and all(map(_has_attention, layers, range(len(layers)))):
+                return layers
+        raise self._no_features("its layers are not found")
+
+    def _no_features(self, reason: str) -> StartupError:
+        return StartupError(f"{self.config.architecture}: features cannot be kept: {reason}")
+
+
+def _has_attention(layer: torch.nn.Module, index: int) -> bool:
+    """Whether it is the layer of that number: not an expert, or of a tower for images."""
+    return any(getattr(module, "layer_idx", None) == index for module in layer.modules())
 
 
 def _distance(ours: torch.Tensor, theirs: torch.Tensor) -> float:

@@ -1,10 +1,11 @@
 """A model of transformers with its weights, ready to be run over our pool.
 
-Files are checked by our own rules first; what is missing, extra or not finite is reported, never made up.
+Files are checked by our own rules first; what is missing, extra, quantised or not finite is told, never made up.
 """
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 
 from engine.checkpoint import Checkpoint, DummyCheckpoint, check_numbers, open_checkpoint
+from engine.loader import warn_of_unused
 from engine.models.transformers_attention import NAME, attend, refuse
 from engine.models.transformers_config import load_config
 from engine.quantization import head_maker, linear_maker
@@ -47,7 +49,7 @@ def load_transformers_model(
                     output_loading_info=True, ignore_mismatched_sizes=True,  # _check_loaded names them
                 )  # fmt: skip
                 model, found = loaded
-                _check_loaded(folder, found)
+                _check_loaded(folder, model, checkpoint, found)
         except StartupError:
             raise
         except KeyError as error:
@@ -94,13 +96,27 @@ def _replace_linears(folder: Path, model: Any, quantization: str | None) -> None
         model.set_submodule(name, _Rows(make(weight, bias), weight))
 
 
-def _check_loaded(folder: Path, found: dict[str, Any]) -> None:
+def _check_loaded(folder: Path, model: Any, checkpoint: Checkpoint, found: dict[str, Any]) -> None:
+    unused: list[str] = sorted(found.get("unexpected_keys") or ())
+    _check_dtypes(model, checkpoint, unused)
     refuse_tensors(folder, sorted(found.get("missing_keys") or ()), "are missing")
     wrong = [
         f"{name} is {list(stored)}, config.json calls for {list(shape)}"
         for name, stored, shape in sorted(found.get("mismatched_keys") or [])
     ]
     refuse_tensors(folder, wrong, "have the wrong shape")
+    warn_of_unused(folder, unused)
+
+
+def _check_dtypes(model: Any, checkpoint: Checkpoint, unused: list[str]) -> None:
+    """StartupError for a weight of 8 bits or an integer: transformers casts it and does not know of its scales."""
+    # Old files store masks and positions too.
+    no_weights = {*unused, *(name for name, _ in model.named_buffers())}
+    patterns = model._keys_to_ignore_on_load_unexpected or ()
+    for name in checkpoint.shapes():
+        in_model = {name, f"{model.base_model_prefix}.{name}"}  # files of a base model leave its prefix out
+        if in_model.isdisjoint(no_weights) and not any(re.search(pattern, name) for pattern in patterns):
+            checkpoint.check_dtype(name)
 
 
 def _dummy(config: Any, dtype: torch.dtype, trust_remote_code: bool) -> tuple[Any, Checkpoint]:

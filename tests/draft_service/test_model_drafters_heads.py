@@ -519,6 +519,13 @@ def test_flags_that_do_not_fit_the_head(name: str, flags: dict[str, Any], words:
         factory.make_drafter(args(sides[name], **flags))
 
 
+def test_a_targets_own_head_that_is_damaged_is_not_called_absent(tmp_path: Path) -> None:
+    damaged = make.rewrite(make.add_nextn(make.write_target(tmp_path)), drop=("model.layers.8.enorm.weight",))
+    flags = DraftArgs(speculative_algorithm="NEXTN", model_path=str(damaged.folder), device="cpu")
+    with pytest.raises(StartupError, match=f"^{tmp_path}: 1 tensors of the nextn head are missing: model.layers.8.eno"):
+        factory.make_drafter(flags)
+
+
 def test_a_multi_layer_heads_trees_are_refused_before_it_is_loaded(sides: dict[str, Side]) -> None:
     for tree in ((4, 1, 5), (2, 2, 4)):
         names = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")

@@ -52,6 +52,26 @@ def configs() -> dict[str, transformers.PretrainedConfig]:
     }
 
 
+def other_families(vocab_size: int, hidden_size: int) -> dict[str, transformers.PretrainedConfig]:
+    """Models of seven layers that transformers runs and whose files name sizes or tensors in ways of their own.
+
+    OPT's output head reads its decoder, past the base model.
+    """
+    ids: dict[str, Any] = {"vocab_size": vocab_size, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    shape: dict[str, Any] = {
+        "hidden_size": hidden_size, "num_hidden_layers": 7, "num_attention_heads": 4, "max_position_embeddings": 256,
+    }  # fmt: skip
+    return {
+        "gpt2": transformers.GPT2Config(
+            n_embd=hidden_size, n_layer=7, n_head=4, n_positions=256, initializer_range=0.2, **ids
+        ),
+        "gpt-neox": transformers.GPTNeoXConfig(intermediate_size=96, initializer_range=0.2, **shape, **ids),
+        "opt": transformers.OPTConfig(
+            ffn_dim=96, word_embed_proj_dim=hidden_size, init_std=0.2, **shape, **ids
+        ),
+    }  # fmt: skip
+
+
 def save_model(name: str, folder: Path, *, vocab_size: int = VOCAB_SIZE) -> transformers.PreTrainedModel:
     """A random model of the family, weights and biases included, saved to `folder` and returned in fp32."""
     torch.manual_seed(len(name))

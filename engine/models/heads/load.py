@@ -26,6 +26,7 @@ from engine.models.heads.names import (
     OUTPUT_HEAD,
     TARGET_TO_DRAFT,
     HeadNames,
+    NoHeadError,
     family_named,
     head_names,
 )
@@ -68,7 +69,7 @@ class HeadFolder:
         names = head_names(found, folder, family=family_named(raw.values))
         stored = {own: found[name] for own, name in names.stored.items()}
         config = _config(raw, names, stored)
-        _check_tensors(folder, stored, config)
+        _check_tensors(folder, found, names, config)
         return cls(folder, config, names, checkpoint)
 
     @classmethod
@@ -76,7 +77,8 @@ class HeadFolder:
         """Random weights; what family they are of, config.json says."""
         family = family_named(raw.values)
         if family is None:
-            raw.fail(f"`architectures` names no draft head: {raw.values.get('architectures')}")
+            found = raw.values.get("architectures")
+            raise NoHeadError(f"{raw.path}: `architectures` names no draft head: {found}")
         stages = raw.count("num_nextn_predict_layers", 1) if family == "multi-layer" else 1
         config = _config(raw, HeadNames(family, stages, {}), {})
         shapes = config.shapes()
@@ -163,12 +165,13 @@ def _config(raw: RawConfig, names: HeadNames, stored: Shapes) -> HeadConfig:
     return MtpConfig.read(raw, names.family, names.num_stages, stored)
 
 
-def _check_tensors(folder: Path, found: Shapes, config: HeadConfig) -> None:
+def _check_tensors(folder: Path, found: Mapping[str, tuple[int, ...]], names: HeadNames, config: HeadConfig) -> None:
     """Every tensor that the config calls for, in its shape, and none besides: an unknown one would change the sums."""
-    wanted = config.shapes()
+    wanted = {names.in_file(name): shape for name, shape in config.shapes().items()}
     check_shapes(folder, found, wanted, f"of the {config.family} head ")
-    known = wanted.keys() | ({EMBEDDING, OUTPUT_HEAD, *_MAPS} if config.family == "eagle3" else {EMBEDDING})
-    refuse_tensors(folder, [name for name in found if name not in known], f"are not known in a {config.family} head")
+    known = config.shapes().keys() | ({EMBEDDING, OUTPUT_HEAD, *_MAPS} if config.family == "eagle3" else {EMBEDDING})
+    strange = [stored for name, stored in names.stored.items() if name not in known]
+    refuse_tensors(folder, strange, f"are not known in a {config.family} head")
 
 
 def _vocabulary(opened: HeadFolder, target: TargetShape, target_load_format: str, token_map: str | None) -> Vocabulary:
@@ -222,7 +225,8 @@ def own_tokens(opened: HeadFolder, config: Eagle3Config) -> torch.Tensor | None:
 def _check_width(opened: HeadFolder, name: str, tensor: torch.Tensor, rows: int) -> None:
     wanted = (rows, opened.config.block.hidden_size)
     if tuple(tensor.shape) != wanted:
-        raise StartupError(f"{opened.folder}: {name} is {list(tensor.shape)}; {list(wanted)} is needed")
+        stored = opened.names.in_file(name)
+        raise StartupError(f"{opened.folder}: {stored} is {list(tensor.shape)}; {list(wanted)} is needed")
 
 
 def tensors_of(opened: HeadFolder) -> Mapping[str, torch.Tensor]:

@@ -23,29 +23,55 @@ _EAGLE3_SIGNS = ("layers.0.hidden_norm.weight", DRAFT_TO_TARGET)
 _NEXTN = re.compile(r"model\.layers\.(\d+)\.(.+)")
 _MIMO = re.compile(r"model\.mtp_layers\.(\d+)\.(.+)")
 _MULTI_LAYER = re.compile(r"model\.mtp\.layers\.(\d+)\.(.+)")
+# What the families of multi-token prediction call tensors of ours.
 _MTP_NAMES = {
-    "token_layernorm.weight": "enorm.weight",
-    "hidden_layernorm.weight": "hnorm.weight",
-    "input_proj.weight": "eh_proj.weight",
-    "final_layernorm.weight": "norm.weight",
-    "shared_head.norm.weight": "norm.weight",
-    "pre_mlp_layernorm.weight": "post_attention_layernorm.weight",
+    "nextn": {"norm.weight": "shared_head.norm.weight"},
+    "mimo": {
+        "enorm.weight": "token_layernorm.weight",
+        "hnorm.weight": "hidden_layernorm.weight",
+        "eh_proj.weight": "input_proj.weight",
+        "norm.weight": "final_layernorm.weight",
+    },
+    "multi-layer": {
+        "norm.weight": "final_layernorm.weight",
+        "post_attention_layernorm.weight": "pre_mlp_layernorm.weight",
+    },
 }
+_FROM_MTP = {stored: own for names in _MTP_NAMES.values() for own, stored in names.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class HeadNames:
-    """A head's family, its number of stages, and `stored`: our name for a tensor -> the checkpoint's."""
+    """A head's family, its number of stages, and `stored`: our name for a tensor -> the checkpoint's.
+
+    prefixes: before the names of each stage's tensors in the checkpoint; none in EAGLE's.
+    """
 
     family: str
     num_stages: int
     stored: Mapping[str, str]
+    prefixes: tuple[str, ...] = ()
+
+    def in_file(self, name: str) -> str:
+        """The checkpoint's name for a tensor of ours, of a missing one what it should be."""
+        if name in self.stored:
+            return self.stored[name]
+        if self.prefixes:
+            stage, _, rest = name.partition(".")
+            return self.prefixes[int(stage)] + _MTP_NAMES[self.family].get(rest, rest)
+        spells_it_so = any("layers.0." in stored for stored in self.stored.values())  # speculators
+        return name if spells_it_so else published_name(self.family, name)
+
+
+class NoHeadError(StartupError):
+    """Something that holds no draft head at all."""
 
 
 def head_names(names: Iterable[str], where: object, *, family: str | None = None) -> HeadNames:
-    """Tells what tensors called `names` are; `where` is named in a StartupError when they are no head that we know.
+    """Tells what tensors called `names` are; `where` is named in a NoHeadError when they are no head that we know.
 
     family: as config.json names it. Any one sign of EAGLE-3 makes it that, so that what is missing can be named.
+    StartupError for layers of multi-token prediction that are of a kind or number not served.
     """
     every = list(names)
     if any(name.endswith(".eh_proj.weight") and _NEXTN.fullmatch(name) for name in every):
@@ -61,7 +87,7 @@ def head_names(names: Iterable[str], where: object, *, family: str | None = None
     if "fc.weight" in stored:
         # EAGLE-1 and -2 always use the target's output head, whatever their files hold.
         return HeadNames("eagle", 1, {own: name for own, name in stored.items() if own != OUTPUT_HEAD})
-    raise StartupError(f"{where} holds no draft head: neither fc.weight (EAGLE) nor eh_proj or mtp_layers (MTP)")
+    raise NoHeadError(f"{where} holds no draft head: neither fc.weight (EAGLE) nor eh_proj or mtp_layers (MTP)")
 
 
 def family_named(values: Mapping[str, object]) -> str | None:
@@ -115,9 +141,10 @@ def _stages(names: list[str], family: str, pattern: re.Pattern[str], where: obje
             return None
         if match[2] in {"shared_head.head.weight", "embed_tokens.weight"}:
             return None
-        return f"{numbers.index(int(match[1]))}.{_MTP_NAMES.get(match[2], match[2])}"
+        return f"{numbers.index(int(match[1]))}.{_FROM_MTP.get(match[2], match[2])}"
 
-    return HeadNames(family, len(numbers), _renamed(names, own_name))
+    prefixes = {int(match[1]): match.string[: match.start(2)] for match in matches}
+    return HeadNames(family, len(numbers), _renamed(names, own_name), tuple(prefixes[number] for number in numbers))
 
 
 def _renamed(names: list[str], rename: Callable[[str], str | None]) -> dict[str, str]:

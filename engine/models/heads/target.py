@@ -1,6 +1,7 @@
 """What a head takes from the target without loading it: its shape, its embedding and its output head.
 
-Reads the few numbers that it needs from any decoder's config.json, so the target's family need not be one of ours.
+Reads the few numbers that it needs from any decoder's config.json, so the target's family need not be one of ours;
+where other keys or names than most families' are used, transformers says which.
 """
 
 from __future__ import annotations
@@ -11,10 +12,14 @@ from pathlib import Path
 import torch
 
 from engine.checkpoint import Checkpoint, DummyCheckpoint, open_checkpoint
+from engine.config import ARCHITECTURES
 from engine.fields import Fields
+from engine.models.heads.target_names import names_by_transformers, sizes_by_transformers
 from engine.tensors import EMBEDDING, OUTPUT_HEAD
 from outrider.errors import StartupError
 from outrider.text_files import read_json
+
+_SIZES = ("vocab_size", "hidden_size", "num_hidden_layers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +39,33 @@ class TargetShape:
         """Reads config.json. StartupError for a number that is missing or absurd."""
         raw = read_json(folder / "config.json")
         names = raw.get("architectures")
+        architecture = str(names[0]) if isinstance(names, list) and names else ""
         if isinstance(inner := raw.get("text_config"), dict):  # of a model for more than text
             raw = inner | {key: value for key, value in raw.items() if key not in inner}
+        if architecture not in ARCHITECTURES and any(raw.get(key) is None for key in _SIZES):
+            return cls._by_transformers(folder)
         fields = Fields(folder / "config.json", raw)
         return cls(
             folder=folder,
-            architecture=str(names[0]) if isinstance(names, list) and names else "",
+            architecture=architecture,
             vocab_size=fields.count("vocab_size"),
             hidden_size=fields.count("hidden_size"),
             num_layers=fields.count("num_hidden_layers"),
             tied_embeddings=tied if isinstance(tied := raw.get("tie_word_embeddings"), bool) else None,
             checkpoint_dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
+        )
+
+    @classmethod
+    def _by_transformers(cls, folder: Path) -> TargetShape:
+        config = sizes_by_transformers(folder)
+        return cls(
+            folder=folder,
+            architecture=config.architecture,
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            num_layers=config.num_layers,
+            tied_embeddings=config.tied_embeddings,
+            checkpoint_dtype=config.checkpoint_dtype,
         )
 
 
@@ -73,6 +94,9 @@ def _stored_name(target: TargetShape, checkpoint: Checkpoint, name: str) -> str:
     if not found and name == OUTPUT_HEAD and target.tied_embeddings is None:  # as its family takes for granted
         found = _named(checkpoint, EMBEDDING)
         name = EMBEDDING if found else name
+    if not found and target.architecture not in ARCHITECTURES:
+        name = names_by_transformers(target.folder)[name]
+        found = _named(checkpoint, name)
     exact = [stored for stored in found if stored == name]
     if len(exact or found) != 1:
         raise StartupError(

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from engine.models.heads.load import HeadFolder, load_head
+from engine.models.heads.names import NoHeadError
 from engine.models.heads.token_map import load_token_map
 from outrider.errors import StartupError
 from tests.engine.heads import make
@@ -202,7 +203,13 @@ def config(**changes: Any) -> Any:
         (make.eagle, config(rope_scaling={"type": "dynamic", "factor": 2}), "head.config.json: rope scaling 'dynamic'"),
         (make.eagle, config(bias="yes"), "bias is 'yes'; it must be true or false"),
         (make.eagle3, config(target_hidden_size=96), r"fc.weight is \[64, 192\].*\[64, 288\]"),
-        (make.eagle3, no_tensor("midlayer.hidden_norm.weight"), r"1 tensors of the eagle3 head are .*hidden_norm"),
+        (make.eagle3, no_tensor("midlayer.hidden_norm.weight"), "eagle3 head are missing: midlayer.hidden_norm"),
+        (
+            make.eagle3,
+            tensor("midlayer.self_attn.q_proj.weight", torch.zeros(64, 64)),
+            r"shape: midlayer.self_attn.q_proj.weight is \[64, 64\], config.json calls for \[64, 128\]",
+        ),
+        (make.eagle3, tensor("midlayer.sinks", torch.ones(4)), "not known in a eagle3 head: midlayer.sinks"),
         (make.eagle3, no_tensor("d2t"), "d2t is missing; draft_vocab_size is 48, of 80"),
         (make.eagle3, config(draft_vocab_size=40), "draft_vocab_size is 40, but d2t names 48"),
         (make.eagle3, tensor("d2t", torch.full((NARROW,), VOCAB)), "entry 0 is token 80; .* from 0 to 79"),
@@ -282,8 +289,27 @@ def test_two_layers_that_would_take_turns_are_refused(target: Written) -> None:
 
 
 def test_a_target_without_such_layers_is_no_head(target: Written) -> None:
-    with pytest.raises(StartupError, match="holds no draft head"):
+    with pytest.raises(NoHeadError, match="holds no draft head"):
         HeadFolder.open(target.folder)
+    with pytest.raises(NoHeadError, match="names no draft head"):
+        HeadFolder.open(target.folder, load_format="dummy")
+
+
+@pytest.mark.parametrize(
+    ("add", "missing", "wrong"),
+    [
+        (make.add_nextn, "model.layers.8.shared_head.norm.weight", "model.layers.8.eh_proj.weight"),
+        (make.add_nextn, "model.layers.8.mlp.up_proj.weight", "model.layers.8.enorm.weight"),
+        (make.add_mimo, "model.mtp_layers.0.token_layernorm.weight", "model.mtp_layers.0.input_proj.weight"),
+        (make.add_multi_layer, "model.mtp.layers.1.pre_mlp_layernorm.weight", "model.mtp.layers.2.eh_proj.weight"),
+    ],
+)
+def test_prediction_layers_tensors_go_by_the_files_names(add: Any, missing: str, wrong: str, target: Written) -> None:
+    head = add(target)
+    with pytest.raises(StartupError, match=rf"head are missing: {missing}$"):
+        HeadFolder.open(make.rewrite(head, drop=(missing,)).folder)
+    with pytest.raises(StartupError, match=rf"1 tensors have the wrong shape: {wrong} is \[3\]"):
+        HeadFolder.open(make.rewrite(head, tensors={missing: head.tensors[missing], wrong: torch.ones(3)}).folder)
 
 
 def test_pickled_weights_are_refused_unless_allowed(tmp_path: Path, target: Written) -> None:
@@ -354,5 +380,5 @@ def test_one_sign_of_eagle3_is_enough(sign: str, tmp_path: Path, target: Written
     others = () if sign == "d2t" else ("d2t", "t2d")
     names = ["LlamaForCausalLMEagle3" if sign == "architecture" else "LlamaForCausalLM"]
     head = make.eagle3(tmp_path / "head", spelling=layer, architectures=names)
-    with pytest.raises(StartupError, match=r"1 tensors of the eagle3 head are missing: layers\.0\.hidden_norm"):
+    with pytest.raises(StartupError, match=rf"1 tensors of the eagle3 head are missing: {layer}\.hidden_norm"):
         load(make.rewrite(head, drop=(f"{layer}.hidden_norm.weight", *others)), target)
