@@ -118,6 +118,13 @@ class _Exchange:
         await self.send(message)
 
 
+def _log_line(scope: Scope, exchange: _Exchange) -> None:
+    quiet = scope["path"] in _QUIET or (exchange.status == 401 and not _stranger_lines.allows())
+    say = log.debug if quiet else log.info
+    say("http", status=exchange.status, ms=exchange.elapsed_ms, method=scope["method"], path=scope["path"],
+        caller=exchange.caller.name if exchange.caller else None)  # fmt: skip
+
+
 class Edge:
     """ASGI middleware around everything else."""
 
@@ -171,10 +178,7 @@ class Edge:
             if span is not None:
                 span.set_attribute("http.response.status_code", exchange.status or 0)
                 span.end()
-            quiet = scope["path"] in _QUIET or (exchange.status == 401 and not _stranger_lines.allows())
-            say = log.debug if quiet else log.info
-            say("http", status=exchange.status, ms=exchange.elapsed_ms, method=scope["method"], path=scope["path"],
-                caller=exchange.caller.name if exchange.caller else None)  # fmt: skip
+            _log_line(scope, exchange)
 
     def _as_ours(self, error: Exception, path: str) -> Exception:
         """The router's errors (no such path, wrong method) as ours."""

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import grpc
 import httpx
 from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 from tokenizers import Tokenizer
 
-from outrider.v1 import verify_pb2
+from outrider.errors import Internal
 from tests.gateway.fakes import FAST_RETRY, running
-from tests.gateway.multiplexed import Aborted
 from tests.gateway.test_http_faults import CHAT, USER, plain_fake
 from tests.polling import until
 
@@ -20,11 +18,6 @@ from tests.polling import until
 def ask(client: httpx.Client, name: str, **fields: object) -> httpx.Response:
     """One request of that id."""
     return client.post(CHAT, json={"messages": USER, **fields}, headers={"x-request-id": name})
-
-
-def fail(request: verify_pb2.GenerateRequest, choice: int) -> list[int]:
-    """Fails in words that are not verify's."""
-    raise Aborted(grpc.StatusCode.INTERNAL, "a proxy's words")
 
 
 COUNTED = 'outrider_requests_total{code="200",finish_reason="error",route="/v1/chat/completions"} 1.0'
@@ -38,15 +31,15 @@ def test_lines_about_a_request_name_it(folder: Path, tokenizer: Tokenizer, tmp_p
     ):
         (verify,) = gateway.verify
         assert ask(client, "odd", strange=1).status_code == 200
-        says, verify.say = verify.say, fail
+        verify.refuse = Internal("nothing to tell a client")
         assert ask(client, "failing").status_code == 500
-        verify.say = says
+        verify.refuse = None
         verify.break_after = [2, *[0] * FAST_RETRY.max_failures]
         assert ask(client, "broken", stream=True).status_code == 200
         until(lambda: COUNTED in client.get("/metrics").text, "it was not counted")  # a moment after its last byte
     ids = {(log["event"], log.get("request_id")) for log in logs}
     assert {
-        ("ignored an unknown field", "odd"), ("a call failed", "failing"), ("a generate call broke", "broken"),
+        ("ignored an unknown field", "odd"), ("a generate call broke", "broken"),
         ("a stream ended in an error", "broken"), ("http", "odd"), ("http", "failing"), ("http", "broken"),
     } <= ids  # fmt: skip
     assert {name for event, name in ids if event.startswith("verify service")} <= {None}
