@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from engine.fields import LIMITS, Fields, NotOursError
+from engine.fields import Fields, NotOursError
 from engine.models.heads.names import family_named
 from engine.rope_config import RopeScaling, read_rope
 from engine.stored_quantization import refuse_quantised
@@ -218,14 +218,11 @@ def end_ids(config: Fields, generation: dict[str, Any], vocab_size: int) -> tupl
         path, value = config.path, config.values.get("eos_token_id")
     if value is None:
         return ()
-    ids = [_token_id(item, "eos_token_id", path) for item in (value if isinstance(value, list) else [value])]
-    beyond = [each for each in ids if each >= vocab_size]
-    if beyond:
+    ids = value if isinstance(value, list) else [value]
+    for each in ids:
+        if type(each) is not int:
+            raise StartupError(f"{path}: eos_token_id is {each!r}; it must be a token id")
+    within = range(vocab_size)
+    if beyond := [each for each in ids if each not in within]:
         log.warning("end ids outside the vocabulary are left out", path=str(path), ids=beyond, vocab_size=vocab_size)
-    return tuple(each for each in ids if each < vocab_size)
-
-
-def _token_id(value: object, key: str, path: Path) -> int:
-    if type(value) is not int or not 0 <= value < LIMITS["vocab_size"]:
-        raise StartupError(f"{path}: {key} is {value!r}; it must be a token id")
-    return value
+    return tuple(each for each in ids if each in within)

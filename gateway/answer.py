@@ -16,7 +16,8 @@ from outrider.errors import OutriderError
 from outrider.speculation_count import SpeculationCount, total_speculation
 from outrider.v1 import verify_pb2
 
-_SCHEMAS = ("tools", "response_format", "text.format")  # fields of the client's that hold them
+# Fields of the client's that hold them.
+_SCHEMAS = ("tools", "response_format", "text.format", "structured_outputs.json")
 # Where in a grammar a schema or a regex does not compile, and the lines about there; the last may be cut short.
 _OF_GRAMMAR = re.compile(
     r"(?<=: )at \d+\(\d+\): (?:failed to compile JSON schema: |(?=invalid regex))|\n *\d+ \| .*", re.DOTALL

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import msgspec
 
@@ -44,9 +45,7 @@ def of_response_format(given: ResponseFormat | None) -> common_pb2.Grammar | Non
 
 def of_structured_outputs(given: StructuredOutputs | None) -> common_pb2.Grammar | None:
     """vLLM's `structured_outputs` as a grammar; None for free text. Schemas are strict, as those of `/generate`."""
-    if given is None:
-        return None
-    asked = {name: value for name in given.__struct_fields__ if (value := getattr(given, name)) not in (None, False)}
+    asked = _asked(given)
     if len(asked) > 1:
         raise InvalidArgument(
             f"Only one of {', '.join(asked)} may be given.", field=f"structured_outputs.{[*asked][1]}",
@@ -73,6 +72,12 @@ def of_structured_outputs(given: StructuredOutputs | None) -> common_pb2.Grammar
     return None
 
 
+def _asked(given: StructuredOutputs | None) -> dict[str, Any]:
+    """What is asked for by name, of which there should be one."""
+    named = {} if given is None else {name: getattr(given, name) for name in given.__struct_fields__}
+    return {name: value for name, value in named.items() if value is not None and value is not False}
+
+
 def of_openai(fields: OpenAIFields) -> common_pb2.Grammar | None:
     """The grammar of `response_format`, of SGLang's `regex` or `ebnf`, or of vLLM's `structured_outputs`, of which one
     may be given."""
@@ -93,7 +98,9 @@ def of_openai(fields: OpenAIFields) -> common_pb2.Grammar | None:
 
 def grammar_field(fields: OpenAIFields) -> str:
     """The field that `of_openai` takes the grammar from."""
-    return next((name for name in _FIELDS if getattr(fields, name) is not None), "response_format")
+    beside = next((name for name in _BESIDE if getattr(fields, name) is not None), None)
+    asked = _asked(fields.structured_outputs)
+    return beside or (f"structured_outputs.{next(iter(asked))}" if asked else "response_format")
 
 
 def of_schema(schema: object) -> common_pb2.Grammar:

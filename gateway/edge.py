@@ -21,7 +21,7 @@ from gateway import page
 from gateway.callers import Caller, Callers
 from gateway.error_values import shown
 from gateway.errors import NOT_BEGUN, SHUTTING_DOWN, HttpError, failure
-from gateway.exchange import GONE, ClientGone, SlowReader
+from gateway.exchange import DROPPED, GONE, ClientGone, SlowReader
 from gateway.metrics import Metrics
 from outrider.errors import OutriderError, Unavailable
 from outrider.telemetry import Throttle, get_logger
@@ -92,8 +92,9 @@ class _Exchange:
     async def _wait_for_hangup(self) -> None:
         while (await self.receive())["type"] != "http.disconnect":
             pass
-        self.state[GONE] = True
-        self.task.cancel()
+        if DROPPED not in self.state:
+            self.state[GONE] = True
+            self.task.cancel()
 
     def _end_watch(self) -> None:
         if self.watch is not None:

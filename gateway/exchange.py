@@ -29,6 +29,7 @@ PING_INTERVAL_S = 15.0
 STALL_LIMIT_S = 60.0
 LAST_WORDS_S = 0.5
 GONE = "gone"  # in an exchange's state: its client hung up, which is why its task is cancelled
+DROPPED = "dropped"  # in an exchange's state: it was we who hung up
 _BURST = 4  # events that may come at once however large they are: the last ones of a Response hold all of it each
 # Our HTTP server's ways to drop a connection that no longer reads, and to send a part of a body if that takes no
 # waiting: (bytes) -> whether it was sent.
@@ -110,11 +111,14 @@ class EventStream:
             raise
         except SlowReader:
             if ABORT_EXTENSION in extensions:
+                self._state[DROPPED] = True
                 extensions[ABORT_EXTENSION]["call"]()
             raise
         finally:
-            await cancelled(pump, writer, overflow, clock)
-            await self._events.aclose()
+            try:
+                await cancelled(pump, writer, overflow, clock)
+            finally:
+                await self._events.aclose()
 
     async def _pump(self) -> None:
         """Moves events to the socket, or to the buffer when it is not free."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass, field
 
 import grpc.aio
@@ -30,6 +31,8 @@ class Replica:
     missed: int = 0  # for probes in a row that got no answer
     outstanding: int = 0
     running: set[Call] = field(default_factory=set)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)  # a call of these
+    leaving: bool = False  # it gets no more calls
     others: int = 0  # sessions of other callers, when it was last asked
     look_again: asyncio.Event = field(default_factory=asyncio.Event)
     watch: asyncio.Task[None] | None = None
@@ -84,6 +87,7 @@ class Replica:
         """Ends a call that nobody waits for any more."""
         self.outstanding -= 1
         self.running.discard(call)
+        self.ended.set()
         call.close()
 
     def break_calls(self, reason: str) -> None:
@@ -98,18 +102,26 @@ class Replica:
         self.stub, self.calls = verify_pb2_grpc.VerifyServiceStub(channel), ReplicaCalls(channel)
         return before
 
-    async def close(self, calls_s: float | None) -> None:
-        """Ends the watching and closes the channel; calls that run have `calls_s`, without it none."""
-        self.serving = False
+    def leaves(self) -> None:
+        """Takes no more calls."""
+        self.serving, self.leaving = False, True
         self.calls.retire()
+
+    async def close(self, calls_s: float | None) -> None:
+        """Closes the channel of one that leaves, and ends the watching; calls that run have `calls_s`, or none."""
         try:
-            if self.watch is not None:
-                await cancelled(self.watch)
-        except asyncio.CancelledError:
-            calls_s = None
-            raise
+            if calls_s is not None:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(calls_s):
+                        while self.running:
+                            self.ended.clear()
+                            await self.ended.wait()
         finally:
-            await close_channel(self.channel, calls_s)
+            try:
+                if self.watch is not None:
+                    await cancelled(self.watch)
+            finally:
+                await self.channel.close(None)
 
 
 async def close_channel(channel: grpc.aio.Channel, calls_s: float | None) -> None:

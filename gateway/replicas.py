@@ -33,7 +33,7 @@ from outrider.wire import WIRE_VERSION
 log = get_logger(__name__)
 
 _CALL_TIMEOUT_S = 30.0
-_LAST_CALLS_S = 3600.0  # a name may go before its service; a dead one is found out by keepalive
+_LAST_CALLS_S = 3600.0  # a name may go before its service, which is watched meanwhile
 # What probes without an answer, in a row, add up to until a replica is down: three that ran out of time, as on a busy
 # machine; six, in about a second, that a connection lost; one where there is nothing to connect to.
 _LATE, _LOST, _DOWN = 2, 1, 6
@@ -78,6 +78,7 @@ class ReplicaSet:
         """Ends the looking and closes the channels."""
         if self._resolver is not None:
             await cancelled(self._resolver)
+        await asyncio.sleep(0)  # what has not begun would not end what it is to end
         for task in self._closing:
             task.cancel()  # those that wait for their last calls
         self._set_addresses(set(), calls_s=None)
@@ -165,9 +166,9 @@ class ReplicaSet:
     async def ask_all(self) -> list[ServerInfo]:
         """Fresh infos of the replicas that serve, each process once; one that does not answer is left out."""
         serving = self.serving
-        await asyncio.gather(*(self.probe(replica) for replica in serving))
-        infos = [replica.info for replica in serving if not replica.doubtful and replica.info is not None]
-        return list({info.boot_id: info for info in infos}.values())
+        asked = await asyncio.gather(*(self.probe(replica, counts=False) for replica in serving))
+        infos = [replica.info for replica, well in zip(serving, asked, strict=True) if well]
+        return list({info.boot_id: info for info in infos if info is not None}.values())
 
     async def flush_caches(self) -> int:
         """Empties the prefix cache of every replica that serves; the pages that this freed."""
@@ -190,6 +191,8 @@ class ReplicaSet:
                 await self.look_up()
             except (OSError, StartupError) as error:  # certificates that are being replaced: the next round is soon
                 log.warning("cannot dial the verify addresses", error=str(error))
+            except Exception as error:  # a fault of ours
+                log.error("looking up the verify addresses failed", exc_info=error)
             await asyncio.sleep(self._times.resolve_interval_s)
 
     def _set_addresses(self, addresses: set[str], *, calls_s: float | None = _LAST_CALLS_S) -> None:
@@ -200,7 +203,7 @@ class ReplicaSet:
             self._replicas[address] = replica
         for address in self._replicas.keys() - addresses:
             replica = self._replicas.pop(address)
-            replica.serving = False  # before its closing begins, in a while
+            replica.leaves()
             self._in_background(replica.close(calls_s))
             self._tell_change()
 
@@ -244,19 +247,16 @@ class ReplicaSet:
                 async with asyncio.timeout(pause_s):
                     await replica.look_again.wait()
 
-    async def probe(self, replica: Replica) -> bool:
-        """Asks for the server info and sets the replica's state by it; whether it may serve."""
+    async def probe(self, replica: Replica, *, counts: bool = True) -> bool:
+        """Asks for the server info and sets the replica's state by it; whether it may serve. `counts`: so do misses,
+        which are counted by one who asks after the other."""
         try:
             info = await replica.stub.GetServerInfo(
                 verify_pb2.VerifyServiceGetServerInfoRequest(), timeout=self._times.timeout_s
             )
         except grpc.aio.AioRpcError as error:
-            replica.missed += _weight(error.code(), replica.channel.get_state())
-            replica.doubtful = True
-            if replica.missed >= _DOWN:
-                self._set_serving(replica, False, error.code().name, error.details() or "")
-                if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                    self._give_up_connection(replica)
+            if counts:
+                self._note_miss(replica, error)
             return False
         if info is None:  # how grpc gives bytes that it cannot parse
             self._set_serving(replica, False, "its answer is no message")
@@ -266,7 +266,7 @@ class ReplicaSet:
         if replica.doubtful:
             replica.doubtful = False
             self._tell_change()
-        reason = self._unfit(info)
+        reason = self._unfit(replica, info)
         if reason is None and self.info is None:
             self.info = info
         if reason is None and not replica.serving and replica.context_length < self.context_length:
@@ -277,8 +277,18 @@ class ReplicaSet:
         self._set_serving(replica, reason is None, reason or "")
         return reason is None
 
-    def _unfit(self, info: ServerInfo) -> str | None:
+    def _note_miss(self, replica: Replica, error: grpc.aio.AioRpcError) -> None:
+        replica.missed += _weight(error.code(), replica.channel.get_state())
+        replica.doubtful = True
+        if replica.missed >= _DOWN:
+            self._set_serving(replica, False, error.code().name, error.details() or "")
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                self._give_up_connection(replica)
+
+    def _unfit(self, replica: Replica, info: ServerInfo) -> str | None:
         """Why a replica that answers takes no sessions from us."""
+        if replica.leaving:
+            return "it is not among the addresses any more"
         if info.wire_version != WIRE_VERSION:
             return f"it speaks wire version {info.wire_version}, this gateway {WIRE_VERSION}"
         if info.state.draining:

@@ -139,8 +139,9 @@ async def _keep_drafting(
                 await stopping.asked.wait()
                 return
         free_what_ended()
-        began_s = time.monotonic()
         try:
-            failed = bool(await draft.serve(args, draft.load(args), lambda: stopping, memory.dial))
+            loaded.append(draft.load(args))
+            began_s = time.monotonic()
+            failed = bool(await draft.serve(args, loaded.pop(), lambda: stopping, memory.dial))
         except Exception as error:
             log.error("drafting cannot begin again", exc_info=error)

@@ -139,6 +139,7 @@ class DialledChannel(grpc.aio.Channel):
 
     async def close(self, grace: float | None = None) -> None:
         """Closes what is open."""
+        await asyncio.sleep(0)  # what has not begun would not close what it is to close
         for task in self._closing:
             task.cancel()
         await asyncio.gather(*self._closing, return_exceptions=True)

@@ -30,6 +30,9 @@ async def first_of(*waits: Coroutine[Any, Any, object] | asyncio.Task[Any], time
         await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
     finally:
         await cancelled(*(task for task in own if not task.done()))
+    for task in own:
+        if not task.cancelled():
+            task.result()  # whose error is the caller's
 
 
 def leave_haste_to_supervisor() -> None:

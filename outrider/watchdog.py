@@ -1,7 +1,8 @@
 """Ends a process in which something that has work makes no more progress: a step on a hung device, a stuck event loop.
 
 Such a process still answers HTTP/2 pings, which gRPC's core does without Python, so that its peers would wait for it.
-After SGLang's --watchdog-timeout.
+What hangs with Python's own lock is ended by faulthandler, which needs no Python, later and with stacks alone. After
+SGLang's --watchdog-timeout.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from outrider.telemetry import get_logger
 log = get_logger(__name__)
 
 LOOKS = 10  # within the time after which a process is ended
+# Times as long without one, and it is ended too, even where it was stopped as a whole for so long.
+_NO_LOOK = 3
 Progress = Callable[[], object]  # something that changes as work is done; None: there is none to do
 
 
@@ -70,15 +73,22 @@ def watching(timeout_s: float, watched: Mapping[str, Progress]) -> Iterator[None
         yield
         return
     over = threading.Event()
+    log_file = sys.__stderr__ or 2
+
+    def end_unless_looked_at() -> None:
+        faulthandler.dump_traceback_later(_NO_LOOK * timeout_s, exit=True, file=log_file)
+
     stalled = Stalled(watched)
 
     def watch() -> None:
         while not over.wait(timeout_s / LOOKS):
+            end_unless_looked_at()
             if (name := stalled.look()) is not None:
                 log.error("no progress: this process ends", stuck=name, watchdog_timeout_s=timeout_s)
-                faulthandler.dump_traceback(sys.__stderr__ or 2, all_threads=True)
+                faulthandler.dump_traceback(log_file, all_threads=True)
                 os._exit(1)
 
+    end_unless_looked_at()
     thread = threading.Thread(target=watch, name="watchdog", daemon=True)
     thread.start()
     try:
@@ -86,3 +96,4 @@ def watching(timeout_s: float, watched: Mapping[str, Progress]) -> Iterator[None
     finally:
         over.set()
         thread.join()
+        faulthandler.cancel_dump_traceback_later()

@@ -97,14 +97,14 @@ async def serve(
     progress = {"engine": step_loop.counters.progress, "event loop": beats(loop)}
     async with strangers.watched(addresses), metrics as metrics_address:
         await server.start()
-        async with _engine_thread(step_loop, loaded.runner.device, servicer.calls, stop) as failed:
-            rpc.set_serving(health, SERVICES, True)
-            announce(f"verify serves {servicer.model_name} at {' and '.join(addresses)}")
-            if metrics_address is not None:
-                announce(f"verify tells metrics at {metrics_address}")
-            if on_ready is not None:
-                on_ready(servicer)
-            with watching(args.watchdog_timeout, progress):
+        with watching(args.watchdog_timeout, progress):
+            async with _engine_thread(step_loop, loaded.runner.device, servicer.calls, stop) as failed:
+                rpc.set_serving(health, SERVICES, True)
+                announce(f"verify serves {servicer.model_name} at {' and '.join(addresses)}")
+                if metrics_address is not None:
+                    announce(f"verify tells metrics at {metrics_address}")
+                if on_ready is not None:
+                    on_ready(servicer)
                 await stop.asked.wait()
                 rpc.set_serving(health, SERVICES, False)
                 await _drain(servicer.calls, stop, 0.0 if failed else args.shutdown_grace_s)

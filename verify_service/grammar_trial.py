@@ -11,6 +11,7 @@ import re
 import signal
 import subprocess
 import sys
+from itertools import islice
 from pathlib import Path
 
 import llguidance
@@ -31,7 +32,9 @@ _FAR_BELOW = re.compile(r"[\s:,\[]-(?:\d{19}|[\d.]+[eE]\+?\d)")  # numbers that 
 
 def is_needed(source: str) -> bool:
     """Whether a schema or a grammar, its escapes undone, might take for ever, or all of the stack."""
-    return sum(1 for _ in _PATTERNS.finditer(source)) > MOST_AT_ONE_PLACE or bool(_FAR_BELOW.search(source))
+    return len(list(islice(_PATTERNS.finditer(source), MOST_AT_ONE_PLACE + 1))) > MOST_AT_ONE_PLACE or bool(
+        _FAR_BELOW.search(source)
+    )
 
 
 def ends(grammar: str, tokenizer: Path, vocab_size: int) -> bool:

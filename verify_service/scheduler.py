@@ -29,7 +29,7 @@ class _Fruitless(NamedTuple):
     """A look at the queue that admitted nobody: neither does one with no more room, unless something changed."""
 
     changes: int
-    room: int
+    room: float
 
 
 class Scheduler:
@@ -74,10 +74,11 @@ class Scheduler:
         self._fruitless = None
         held_back: set[Session] = set()
         for session in self._in_order():
-            if not self._rows:
+            if len(self._rows) <= len(held_back):
                 break
-            if self._awaits_beginning(session):
+            if self._awaits_beginning(session):  # its row and its pages are kept for it
                 held_back.add(session)
+                promised += session.num_uncomputed
                 continue
             overtaken = [one for one in self._before(session) if one not in held_back]
             if any(one.num_overtaking >= _MOST_OVERTAKING for one in overtaken):
@@ -93,6 +94,8 @@ class Scheduler:
             promised += session.num_uncomputed
             self._start(session)
             admitted.append(session)
+        if held_back and self._fruitless is None:
+            self._fruitless = _Fruitless(changes, math.inf)  # what they wait for is a change
         return admitted
 
     def take_slots(self, session: Session, count: int) -> list[int] | None:
@@ -167,9 +170,14 @@ class Scheduler:
         return self.waiting[: self.waiting.index(session)] if self._longest_prefix_first else []
 
     def _awaits_beginning(self, session: Session) -> bool:
-        """Whether somebody is just computing a prompt whose KV will soon spare this session half of its work."""
-        return self.pages.is_looked_up(session) and any(
-            running.output_len == 0 and self._spares_half(running, session) for running in self.running
+        """Whether somebody is just computing a prompt whose KV will soon spare this session half of its work.
+
+        Somebody who was looked up: of others it is not known what the cache has of their prompt already.
+        """
+        looked_up = self.pages.is_looked_up
+        return looked_up(session) and any(
+            running.output_len == 0 and looked_up(running) and self._spares_half(running, session)
+            for running in self.running
         )
 
     def _spares_half(self, first: Session, then: Session) -> bool:

@@ -121,7 +121,10 @@ class StepLoop:
     def run(self) -> None:
         """Steps until a Stop command; an error of the loop itself ends every session with it, and is raised."""
         self._placement.roam()
-        self.turns.run()
+        try:
+            self.turns.run()
+        finally:
+            self.counters.is_idle = True
 
     def _steps(self) -> Steps:
         try:

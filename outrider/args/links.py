@@ -95,7 +95,7 @@ def check_address(flag: str, address: str, *, least_port: int = 1) -> None:
     """StartupError unless it is host:port, unix:/path or unix-abstract:name; an IPv6 host stands in brackets."""
     host, _, port = address.rpartition(":")
     is_host = host and (":" not in host or (host[0], host[-1]) == ("[", "]"))
-    is_port = port.isascii() and port.isdigit() and least_port <= int(port) < 65536
+    is_port = port.isascii() and port.isdigit() and len(port) < 6 and least_port <= int(port) < 65536
     if is_socket(address) and port:
         fault = socket_fault(address.partition(":")[2].removeprefix("//"))
         if fault:

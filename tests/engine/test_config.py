@@ -49,7 +49,14 @@ def test_a_plain_config(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("generation", "expected"),
-    [({"eos_token_id": [3, 4]}, (3, 4)), ({"eos_token_id": 5}, (5,)), ({}, (2,)), (None, (2,))],
+    [
+        ({"eos_token_id": [3, 4]}, (3, 4)),
+        ({"eos_token_id": 5}, (5,)),
+        ({}, (2,)),
+        (None, (2,)),
+        ({"eos_token_id": [3, -1, 100]}, (3,)),
+        ({"eos_token_id": -1}, ()),
+    ],
 )
 def test_end_ids(tmp_path: Path, generation: dict[str, Any] | None, expected: tuple[int, ...]) -> None:
     assert read(tmp_path, generation).eos_token_ids == expected
@@ -194,7 +201,6 @@ def test_a_key_that_is_left_out_is_what_the_familys_class_takes_for_it(tmp_path:
         ({"rope_scaling": [1]}, "object"),
         ({"rope_scaling": {"type": "linear"}}, "factor"),
         ({"rope_scaling": {"type": "llama3", "factor": 8, "high_freq_factor": 1}}, "high_freq_factor"),
-        ({"eos_token_id": -1}, "eos_token_id"),
         ({"eos_token_id": [1, "x"]}, "eos_token_id"),
         ({"eos_token_id": [None]}, "eos_token_id"),
         ({"architectures": ["MistralForCausalLM"], "sliding_window": 0}, "sliding_window"),

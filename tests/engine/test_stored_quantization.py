@@ -59,6 +59,12 @@ def test_either_reader_refuses_what_is_said_to_be_quantised(family: str, sign: s
         ModelConfig.from_folder(tmp_path)
 
 
+def test_a_wish_for_quantised_keys_and_values_says_nothing_of_weights(phi3: Path) -> None:
+    said = {"quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}}
+    (phi3 / "hf_quant_config.json").write_text(json.dumps(said))
+    assert ModelConfig.from_folder(phi3).architecture == "Phi3ForCausalLM"
+
+
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8])
 @pytest.mark.parametrize("load_format", ["auto", "pt"])
 def test_weights_of_8_bits_are_refused_by_name(dtype: torch.dtype, load_format: str, phi3: Path) -> None:

@@ -43,7 +43,9 @@ async def test_names_and_files_may_change(given: list[str], may_change: bool) ->
     assert Addresses(given).may_change == may_change
 
 
-@pytest.mark.parametrize("wrong", ["garbage line", "unknown.invalid:50051", "127.0.0.1", "127.0.0.1:port"])
+@pytest.mark.parametrize(
+    "wrong", ["garbage line", "unknown.invalid:50051", "127.0.0.1", "127.0.0.1:port", "a:" + "1" * 5000]
+)
 async def test_a_wrong_line_hides_none_of_the_others_and_alone_changes_nothing(tmp_path: Path, wrong: str) -> None:
     listed = tmp_path / "listed"
     listed.write_text("127.0.0.1:50051\n127.0.0.1:50052\n")

@@ -281,6 +281,35 @@ async def test_the_only_replica_hangs(tmp_path: Path, returns: bool) -> None:
 
 
 @pytest.mark.asyncio
+async def test_a_replica_that_hangs_and_leaves_the_list_loses_its_calls_too(tmp_path: Path) -> None:
+    one, two = fake(tmp_path, hold_after=3), fake(tmp_path, boot_id="two")
+    async with backend_of([one, two], tmp_path, probe=PROMPT) as backend:
+        call = asyncio.create_task(outputs(backend, ask()))
+        await one.holding.wait()
+        one.is_late = True
+        (address,) = [replica.address for replica in backend.replicas.serving if replica.outstanding]
+        await no_longer(backend, address, tmp_path)
+        assert await call == {0: LONG}
+        assert len(two.requests) == 1
+
+
+@pytest.mark.asyncio
+async def test_questions_that_come_in_late_together_are_one_pause(tmp_path: Path) -> None:
+    """Clients ask for infos, and as many as they like."""
+    only = fake(tmp_path, hold_after=3)
+    async with backend_of([only], tmp_path, probe=replace(PROMPT, interval_s=600.0)) as backend:
+        call = asyncio.create_task(outputs(backend, ask()))
+        await only.holding.wait()
+        only.is_late = True
+        assert await asyncio.gather(*(backend.replicas.ask_all() for _ in range(8))) == [[]] * 8
+        only.is_late = False
+        assert len(backend.replicas.serving) == 1
+        only.release.set()
+        assert await call == {0: LONG}
+    assert len(only.requests) == 1
+
+
+@pytest.mark.asyncio
 async def test_a_pause_of_one_late_answer_breaks_nothing(tmp_path: Path) -> None:
     only = fake(tmp_path, hold_after=3)
     async with backend_of([only], tmp_path) as backend:

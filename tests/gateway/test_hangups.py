@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -105,3 +106,20 @@ def test_a_probe_that_is_not_waited_for_ends(gateway: RunningGateway) -> None:
         gateway.wait(verify.holding)
     gateway.wait(verify.idle)
     assert verify.cancelled == 1
+
+
+def test_who_reads_too_slowly_is_told_from_who_hangs_up(folder: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    ids = tokenizer.encode("ab" * 20_000, add_special_tokens=False).ids
+    fake = FakeVerify(folder, tokenizer.get_vocab_size(), say=lambda request, choice: ids, context_length=10**6)
+    body = json.dumps({"prompt": "Hi", "stream": True, "max_tokens": len(ids)}).encode()
+    fields = (f"content-length: {len(body)}", "content-type: application/json")
+    with (
+        running({"stream_buffer_bytes": 4096}, lambda: [fake], tmp_path) as gateway,
+        capture_logs() as logs,
+        socket.socket() as reader,
+    ):
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        reader.connect(("127.0.0.1", gateway.port))
+        reader.sendall(head(*fields, path="/v1/completions") + body)
+        until(lambda: any(log["event"] == "http" for log in logs), "the request has not ended")
+    assert [log["slow"] for log in logs if log["event"] == "client gone"] == [True]

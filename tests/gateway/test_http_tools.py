@@ -412,6 +412,7 @@ def test_a_complaint_about_a_schema_shows_no_grammar_of_ours(client: openai.Open
     [
         ("/v1/completions", {"prompt": "x", "regex": "[a"}, "regex"),
         ("/v1/chat/completions", {"messages": USER, "regex": "[a"}, "regex"),
+        ("/v1/chat/completions", {"messages": USER, "structured_outputs": {"regex": "[a"}}, "structured_outputs.regex"),
         ("/generate", {"text": "x", "sampling_params": {"regex": "[a"}}, "sampling_params.regex"),
     ],
 )

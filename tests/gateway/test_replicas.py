@@ -187,13 +187,15 @@ async def test_calls_go_on_when_their_address_is_gone(folder: Path, tokenizer: T
         try:
             await until_serving(replicas, [address])
             request = verify_pb2.GenerateRequest(prompt_tokens=b"\5\0\0\0")
-            call = replicas.serving[0].stub.Generate(request, timeout=60)
-            tokens = [*(await anext(aiter(call))).tokens]
+            (replica,) = replicas.serving
+            call = replica.begin(request, 60.0)
+            tokens = [token for response in await call.take() for token in response.tokens]
             listed.write_text(f"unix:{tmp_path}/nobody")
             await until_serving(replicas, [])
             fake.release.set()
-            async for response in call:
-                tokens += response.tokens
+            while responses := await call.take():
+                tokens += [token for response in responses for token in response.tokens]
+            replica.end(call)
             assert tokens == [5, 6, 7]
         finally:
             await replicas.close()

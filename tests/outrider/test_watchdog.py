@@ -9,15 +9,22 @@ import sys
 from outrider.watchdog import LOOKS, Stalled, beats
 
 HANGING = """
-import threading
+import re, threading
 from outrider.watchdog import watching
 
 def stuck_here():
-    threading.Event().wait()
+    {hang}
 
-with watching(0.2, {"engine": lambda: 1}):
+with watching(0.2, {{"engine": lambda: 1}}):
     stuck_here()
 """
+WITH_THE_LOCK = 're.match("(a+)+$", "a" * 64 + "b")'
+
+
+def run(hang: str) -> subprocess.CompletedProcess[str]:
+    """A process that does this."""
+    script = HANGING.format(hang=hang)
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
 
 
 def test_only_what_has_work_and_stays_as_it_is_has_stalled() -> None:
@@ -49,7 +56,13 @@ def test_an_event_loop_that_turns_makes_progress() -> None:
 
 
 def test_the_process_ends_and_shows_where_it_hung() -> None:
-    ended = subprocess.run([sys.executable, "-c", HANGING], capture_output=True, text=True, check=False, timeout=60)
+    ended = run("threading.Event().wait()")
     assert ended.returncode == 1
     assert "stuck_here" in ended.stderr
     assert "no progress" in ended.stdout + ended.stderr
+
+
+def test_a_process_that_can_run_no_python_ends_too() -> None:
+    ended = run(WITH_THE_LOCK)
+    assert ended.returncode == 1
+    assert "stuck_here" in ended.stderr

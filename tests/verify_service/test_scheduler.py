@@ -41,8 +41,9 @@ def make_scheduler(pages: int, page_size: int = 1, *, cache: bool = True, lpm: b
 
 
 def make_sessions(
-    factory: SessionFactory, prompt: list[int], *, choices: int = 1, priority: int = 0, salt: str = ""
-) -> list[Session]:
+    factory: SessionFactory, prompt: list[int], *, choices: int = 1, priority: int = 0, salt: str = "",
+    prompt_logprobs: bool = False,
+) -> list[Session]:  # fmt: skip
     return factory.build(
         verify_pb2.GenerateRequest(
             prompt_tokens=pack_ids(prompt),
@@ -50,6 +51,7 @@ def make_sessions(
             num_choices=choices,
             priority=priority,
             cache_salt=salt,
+            prompt_logprobs=prompt_logprobs,
         )
     )
 
@@ -83,9 +85,12 @@ class Machine(RuleBasedStateMachine):
         prompt=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=CONTEXT - 4),
         choices=st.integers(1, 2),
         priority=st.integers(-1, 1),
+        prompt_logprobs=st.booleans(),
     )
-    def submit(self, prompt: list[int], choices: int, priority: int) -> None:
-        sessions = make_sessions(self.factory, prompt, choices=choices, priority=priority)
+    def submit(self, prompt: list[int], choices: int, priority: int, prompt_logprobs: bool) -> None:
+        sessions = make_sessions(
+            self.factory, prompt, choices=choices, priority=priority, prompt_logprobs=prompt_logprobs
+        )
         waiting = list(self.scheduler.waiting)
         room = MAX_QUEUED + MAX_RUNNING - len(self.scheduler.running) - len(waiting)
         if room < len(sessions):
@@ -307,6 +312,44 @@ def test_beginnings_are_whole_pages_of_one_salt_behind_what_is_cached() -> None:
     compute(scheduler, known)
     scheduler.remove(known)
     assert start(scheduler, [[*BEGINNING, 0, 0], [*BEGINNING, 1, 1]]) == [0, 1]
+
+
+def test_nobody_waits_for_a_prompt_that_is_computed_whatever_is_cached() -> None:
+    scheduler, factory = make_scheduler(200), make_factory()
+    (scored,) = make_sessions(factory, BEGINNING, prompt_logprobs=True)
+    (known,) = make_sessions(factory, BEGINNING)
+    scheduler.submit([scored, known])
+    assert scheduler.admit() == [scored, known]
+
+
+def test_who_waits_for_a_beginning_keeps_its_row_and_its_pages_from_later_ones() -> None:
+    scheduler, factory = make_scheduler(200), make_factory()
+    first, other, waits, late = (
+        make_sessions(factory, prompt)[0] for prompt in (BEGINNING, [2, 2, 2], BEGINNING, [1, 1, 1])
+    )
+    scheduler.submit([first, other, waits, late])
+    assert scheduler.admit() == [first, other]
+    compute(scheduler, first)
+    first.commit([2])
+    scheduler.pages.share(first)
+    assert scheduler.admit() == [waits]
+    scheduler = make_scheduler(CONTEXT + 6)
+    scheduler.submit([first_too := make_sessions(factory, BEGINNING)[0], *make_sessions(factory, [*BEGINNING, 1, 1])])
+    scheduler.submit(make_sessions(factory, [2] * 11))
+    assert scheduler.admit() == [first_too]  # 22 pages are left, and 10 of them, and one for who runs, are the second's
+
+
+def test_while_a_beginning_is_computed_the_queue_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = make_scheduler(200)
+    assert start(scheduler, [BEGINNING, BEGINNING]) == [0]
+    with monkeypatch.context() as patch:
+        patch.setattr(scheduler, "_in_order", pytest.fail)
+        assert scheduler.admit() == []
+    (first,) = scheduler.running
+    compute(scheduler, first)
+    first.commit([2])
+    scheduler.pages.share(first)
+    assert len(scheduler.admit()) == 1
 
 
 def test_whoever_waits_for_a_beginning_goes_on_when_the_other_is_gone() -> None:
