@@ -23,6 +23,8 @@ from verify_service.session_pages import SessionPages
 _MOST_MATCHED = 128
 # Later ones that may be admitted before a session whose prefix is cached less; then it goes in its turn.
 _MOST_OVERTAKING = 32
+# Tokens; fewer are computed beside others at next to no cost.
+_WORTH_WAITING = 8
 
 
 class _Fruitless(NamedTuple):
@@ -73,18 +75,19 @@ class Scheduler:
             return admitted
         self._fruitless = None
         held_back: set[Session] = set()
+        reserved = 0  # tokens, for those
         for session in self._in_order():
             if len(self._rows) <= len(held_back):
                 break
             if self._awaits_beginning(session):  # its row and its pages are kept for it
                 held_back.add(session)
-                promised += session.num_uncomputed
+                reserved += session.num_uncomputed
                 continue
             overtaken = [one for one in self._before(session) if one not in held_back]
             if any(one.num_overtaking >= _MOST_OVERTAKING for one in overtaken):
                 break  # that one is first from the next step on
             self.pages.share_prefix(session)
-            if self.running and session.num_uncomputed > self._room(promised):
+            if self.running and session.num_uncomputed > self._room(promised + reserved):
                 self.pages.let_go(session)
                 self._fruitless = _Fruitless(changes, self._room(promised))
                 break
@@ -183,12 +186,12 @@ class Scheduler:
     def _spares_half(self, first: Session, then: Session) -> bool:
         """Whether two prompts have one beginning, as far as to the middle of what the cache has not got of `then`.
 
-        What it had of `first` it has of both, if that is a part of the beginning. Nobody waits for a prompt that will
-        take more than twice as long as its own.
+        What it had of `first` it has of both, if that is a part of the beginning. Nobody waits for a few tokens, nor
+        for a prompt that will take more than twice as long as its own.
         """
         size = self.pages.page_size
         middle = -(-(first.cached_len + then.committed_len) // (2 * size)) * size
-        if first.cache_salt != then.cache_salt or not first.cached_len < middle <= first.prompt_len:
+        if first.cache_salt != then.cache_salt or not first.cached_len + _WORTH_WAITING <= middle <= first.prompt_len:
             return False
         if first.num_uncomputed > 2 * (then.committed_len - first.cached_len):
             return False

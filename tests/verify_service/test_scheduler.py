@@ -257,7 +257,7 @@ def test_a_newcomer_is_only_admitted_when_its_tokens_and_a_page_for_each_that_ru
 
 def test_of_choices_with_one_prompt_the_first_computes_it_and_the_others_share_it() -> None:
     scheduler, factory = make_scheduler(200), make_factory()
-    sessions = make_sessions(factory, [0, 1, 2, 0, 1], choices=3)
+    sessions = make_sessions(factory, BEGINNING, choices=3)
     scheduler.submit(sessions)
     assert scheduler.admit() == sessions[:1]
     first = sessions[0]
@@ -265,7 +265,7 @@ def test_of_choices_with_one_prompt_the_first_computes_it_and_the_others_share_i
     first.commit([2])
     scheduler.pages.share(first)
     assert scheduler.admit() == sessions[1:]
-    assert [session.cached_len for session in sessions] == [0, 4, 4]
+    assert [session.cached_len for session in sessions] == [0, 15, 15]
     assert [session.num_uncomputed for session in sessions] == [1, 1, 1]
     for session in sessions:
         scheduler.remove(session)
@@ -280,7 +280,7 @@ def start(scheduler: Scheduler, prompts: list[list[int]], salts: list[str] | Non
     return [sessions.index(session) for session in scheduler.admit()]
 
 
-BEGINNING = [0, 1, 2, 0, 1, 2, 2, 1]
+BEGINNING = [0, 1, 2, 0, 1, 2, 2, 1, 0, 0, 2, 1, 1, 0, 2, 2]
 
 
 @pytest.mark.parametrize(
@@ -288,12 +288,11 @@ BEGINNING = [0, 1, 2, 0, 1, 2, 2, 1]
     [
         pytest.param(BEGINNING, True, id="the same"),
         pytest.param([*BEGINNING, 0, 0, 0], True, id="longer"),
-        pytest.param(BEGINNING[:4], True, id="half as long"),
-        pytest.param(BEGINNING[:3], False, id="so short that it is sooner computed"),
-        pytest.param([*BEGINNING[:4], 0, 0, 0], True, id="half of its own"),
-        pytest.param([*BEGINNING[:4], 2, 2, 2, 2, 2], False, id="less than half of its own"),
+        pytest.param(BEGINNING[:15], True, id="shorter"),
+        pytest.param([*BEGINNING[:10], 0, 0, 0, 0, 0, 0], True, id="half of its own"),
+        pytest.param([*BEGINNING[:10], 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1], False, id="less than half of its own"),
         pytest.param([1, *BEGINNING[1:]], False, id="another first token"),
-        pytest.param([0], False, id="one token, which is computed anyway"),
+        pytest.param(BEGINNING[:14], False, id="too little to wait for"),
     ],
 )
 def test_who_comes_with_a_prompt_that_is_just_being_computed_waits_for_it(second: list[int], waits: bool) -> None:
@@ -301,8 +300,9 @@ def test_who_comes_with_a_prompt_that_is_just_being_computed_waits_for_it(second
 
 
 def test_beginnings_are_whole_pages_of_one_salt_behind_what_is_cached() -> None:
-    assert start(make_scheduler(200, page_size=3), [[0, 1, 2, 0], [0, 1, 2, 1]]) == [0]
-    assert start(make_scheduler(200, page_size=5), [[0, 1, 2, 0], [0, 1, 2, 1]]) == [0, 1]
+    prompts = [[*BEGINNING[:10], *[0, last] * 4] for last in (1, 2)]
+    assert start(make_scheduler(200, page_size=3), prompts) == [0]
+    assert start(make_scheduler(200, page_size=12), prompts) == [0, 1]
     assert start(make_scheduler(200), [BEGINNING] * 2, ["", "other"]) == [0, 1]
     assert start(make_scheduler(200, cache=False), [BEGINNING] * 2) == [0, 1]
     scheduler, factory = make_scheduler(200), make_factory()
@@ -311,7 +311,7 @@ def test_beginnings_are_whole_pages_of_one_salt_behind_what_is_cached() -> None:
     scheduler.admit()
     compute(scheduler, known)
     scheduler.remove(known)
-    assert start(scheduler, [[*BEGINNING, 0, 0], [*BEGINNING, 1, 1]]) == [0, 1]
+    assert start(scheduler, [[*BEGINNING, 0, 0, 0], [*BEGINNING, 1, 1, 1]]) == [0, 1]
 
 
 def test_nobody_waits_for_a_prompt_that_is_computed_whatever_is_cached() -> None:
@@ -333,10 +333,10 @@ def test_who_waits_for_a_beginning_keeps_its_row_and_its_pages_from_later_ones()
     first.commit([2])
     scheduler.pages.share(first)
     assert scheduler.admit() == [waits]
-    scheduler = make_scheduler(CONTEXT + 6)
-    scheduler.submit([first_too := make_sessions(factory, BEGINNING)[0], *make_sessions(factory, [*BEGINNING, 1, 1])])
-    scheduler.submit(make_sessions(factory, [2] * 11))
-    assert scheduler.admit() == [first_too]  # 22 pages are left, and 10 of them, and one for who runs, are the second's
+    scheduler = make_scheduler(2 * CONTEXT)
+    scheduler.submit([first := make_sessions(factory, BEGINNING)[0], *make_sessions(factory, [*BEGINNING, 1, 1])])
+    scheduler.submit(make_sessions(factory, [2] * 13))
+    assert scheduler.admit() == [first]  # 32 pages are left, 18 of them for the second, and one for who runs
 
 
 def test_while_a_beginning_is_computed_the_queue_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -438,7 +438,7 @@ def test_a_short_prompt_does_not_wait_for_all_long_ones_before_it() -> None:
     rig = build_rig(MODEL, pages=2000, context=600, chunk=32)
     greedy = SamplingParams(temperature=0.0, max_tokens=4)
     long = [*rig.submit(request(prompt_of(200, VOCAB), greedy)), *rig.submit(request(prompt_of(201, VOCAB), greedy))]
-    short = [*rig.submit(request([1, 2, 3], greedy)), *rig.submit(request(prompt_of(14, VOCAB), greedy))]
+    short = [*rig.submit(request([1, 2, 3], greedy)), *rig.submit(request(prompt_of(16, VOCAB), greedy))]
     steps_to_first: dict[int, int] = {}
     steps = 0
     while len(steps_to_first) < 4:
