@@ -24,7 +24,7 @@ from gateway.callers import callers_of
 from gateway.edge import Edge
 from gateway.http_guard import guarded
 from gateway.openapi import openapi
-from gateway.replicas import ProbeTimes
+from gateway.probing import ProbeTimes
 from gateway.route import RetryPolicy
 from gateway.service import Gateway
 from gateway.tls_listener import Server

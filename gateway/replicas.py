@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Container, Coroutine, Generator, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -20,6 +19,7 @@ import grpc.aio
 
 from gateway.addresses import Addresses
 from gateway.affinity import PrefixMap, PromptKeys
+from gateway.probing import DOWN, ProbeTimes, weight
 from gateway.replica import Replica, ServerInfo, close_channel
 from gateway.takers import takers_of
 from outrider.dialing import Dial
@@ -34,21 +34,7 @@ log = get_logger(__name__)
 
 _CALL_TIMEOUT_S = 30.0
 _LAST_CALLS_S = 3600.0  # a name may go before its service, which is watched meanwhile
-# What probes without an answer, in a row, add up to until a replica is down: three that ran out of time, as on a busy
-# machine; six, in about a second, that a connection lost; one where there is nothing to connect to.
-_LATE, _LOST, _DOWN = 2, 1, 6
 _SLACK = 4  # sessions: what a prefill that is saved is worth, about
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeTimes:
-    """How often replicas are looked at, in seconds."""
-
-    interval_s: float = 1.0
-    timeout_s: float = 3.0
-    first_retry_s: float = 0.1
-    max_retry_s: float = 2.0
-    resolve_interval_s: float = 5.0
 
 
 class ReplicaSet:
@@ -278,9 +264,9 @@ class ReplicaSet:
         return reason is None
 
     def _note_miss(self, replica: Replica, error: grpc.aio.AioRpcError) -> None:
-        replica.missed += _weight(error.code(), replica.channel.get_state())
+        replica.missed += weight(error.code(), replica.channel.get_state())
         replica.doubtful = True
-        if replica.missed >= _DOWN:
+        if replica.missed >= DOWN:
             self._set_serving(replica, False, error.code().name, error.details() or "")
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 self._give_up_connection(replica)
@@ -315,11 +301,3 @@ class ReplicaSet:
     def _tell_change(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
-
-
-def _weight(code: grpc.StatusCode, state: grpc.ChannelConnectivity) -> int:
-    """What a probe that failed says against its replica."""
-    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return _LATE
-    lost = code in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
-    return _LOST if lost and state is not grpc.ChannelConnectivity.TRANSIENT_FAILURE else _DOWN

@@ -22,9 +22,10 @@ from gateway.errors import SHUTTING_DOWN
 from gateway.metrics import Metrics
 from gateway.offload import offload
 from gateway.plan import Plan
+from gateway.probing import ProbeTimes
 from gateway.reasoning import ReasoningFormat, reasoning_format
 from gateway.replica import ServerInfo
-from gateway.replicas import ProbeTimes, ReplicaSet
+from gateway.replicas import ReplicaSet
 from gateway.route import Numerics, RetryPolicy
 from gateway.sampling_defaults import OPENAI, SamplingDefaults, read_defaults
 from gateway.template import ChatTemplate

@@ -16,7 +16,7 @@ import grpc.aio
 from starlette.applications import Starlette
 
 from gateway.app import create_app, listen, uvicorn_config
-from gateway.replicas import ProbeTimes
+from gateway.probing import ProbeTimes
 from gateway.route import RetryPolicy
 from gateway.service import Gateway
 from gateway.tls_listener import Server

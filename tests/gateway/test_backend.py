@@ -16,8 +16,9 @@ from structlog.testing import capture_logs
 
 from gateway.backend import Backend
 from gateway.call_failures import NotOffered
+from gateway.probing import ProbeTimes
 from gateway.replica import Replica
-from gateway.replicas import ProbeTimes, ReplicaSet
+from gateway.replicas import ReplicaSet
 from gateway.route import Numerics, RetryPolicy, Route
 from outrider.errors import (
     ENGINE_FAILED,

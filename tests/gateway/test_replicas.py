@@ -11,8 +11,9 @@ import pytest
 from structlog.testing import capture_logs
 from tokenizers import Tokenizer
 
+from gateway.probing import ProbeTimes
 from gateway.replica import Replica
-from gateway.replicas import ProbeTimes, ReplicaSet
+from gateway.replicas import ReplicaSet
 from outrider.errors import ResourceExhausted, StartupError, Unavailable
 from outrider.rpc import create_channel
 from outrider.v1 import verify_pb2
