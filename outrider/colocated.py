@@ -128,10 +128,16 @@ async def _keep_drafting(
     """
     structlog.contextvars.bind_contextvars(service="draft")
     backoff = of_restarts()
-    began_s = time.monotonic()
-    failed = bool(await draft.serve(args, loaded.pop(), lambda: stopping, memory.dial))
+
+    async def serve() -> bool:
+        began_s = time.monotonic()
+        try:
+            return bool(await draft.serve(args, loaded.pop(), lambda: stopping, memory.dial))
+        finally:
+            backoff.lasted(time.monotonic() - began_s)
+
+    failed = await serve()
     while failed and not stopping.asked.is_set():
-        backoff.lasted(time.monotonic() - began_s)
         pause_s = backoff.next_s()
         log.error("drafting failed; it begins again", pause_s=pause_s)
         with contextlib.suppress(TimeoutError):
@@ -141,7 +147,6 @@ async def _keep_drafting(
         free_what_ended()
         try:
             loaded.append(draft.load(args))
-            began_s = time.monotonic()
-            failed = bool(await draft.serve(args, loaded.pop(), lambda: stopping, memory.dial))
+            failed = await serve()
         except Exception as error:
             log.error("drafting cannot begin again", exc_info=error)

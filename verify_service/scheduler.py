@@ -28,7 +28,7 @@ _WORTH_WAITING = 8
 
 
 class _Fruitless(NamedTuple):
-    """A look at the queue that admitted nobody: neither does one with no more room, unless something changed."""
+    """How things were when nobody more could begin: nobody can with no more room, unless something changed."""
 
     changes: int
     room: float

@@ -149,6 +149,25 @@ async def test_pauses_grow_and_begin_anew_after_a_run_that_lasted(
 
 
 @pytest.mark.asyncio
+async def test_pauses_grow_while_it_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(colocated, "of_restarts", lambda: Backoff(first_s=0.001, steady_s=0.0, jitter=0.0))
+    draft: Any = Draft([], [1])
+    stopping = Stopping()
+    loads: list[object] = []
+
+    def load(args: object) -> object:
+        loads.append(args)
+        if len(loads) == 3:
+            stopping.ask()
+        raise StartupError("no memory")
+
+    monkeypatch.setattr(draft, "load", load)
+    with capture_logs() as logs:
+        await colocated._keep_drafting(SETTINGS.draft, draft, ["loaded"], stopping, InMemoryServer())
+    assert [line["pause_s"] for line in logs if "pause_s" in line] == [0.001, 0.002, 0.004]
+
+
+@pytest.mark.asyncio
 async def test_drafting_that_never_began_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
     task, _ = await run(Verify(events), Draft(events, [StartupError("no such head")]), monkeypatch)

@@ -394,10 +394,8 @@ def test_who_is_told_to_wait_for_is_waited_for_and_a_decline_ends_it() -> None:
     assert asked.count(verify_pb2.NEXT_KIND_WAITING) == 18  # nobody waits for the last token of 20
 
 
-def test_a_long_prompt_holds_running_streams_up_by_one_chunk_a_step_at_most() -> None:
-    rig = build_rig(chunk=16, context=128, cache=False)
-    (running,) = rig.submit(request([1, 2, 3], SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)))
-    rig.step()
+def rows_of_steps(rig: Rig) -> list[int]:
+    """The rows of each step from here on, as they come."""
     rows: list[int] = []
     forward = rig.runner.forward
 
@@ -406,6 +404,14 @@ def test_a_long_prompt_holds_running_streams_up_by_one_chunk_a_step_at_most() ->
         return forward(segments)
 
     rig.runner.forward = counted
+    return rows
+
+
+def test_a_long_prompt_holds_running_streams_up_by_one_chunk_a_step_at_most() -> None:
+    rig = build_rig(chunk=16, context=128, cache=False)
+    (running,) = rig.submit(request([1, 2, 3], SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)))
+    rig.step()
+    rows = rows_of_steps(rig)
     (long,) = rig.submit(request(prompt_of(100, rig.runner.model.vocab_size)))
     while not rig.tokens[long.session_id]:
         before = len(rig.tokens[running.session_id])
@@ -417,14 +423,7 @@ def test_a_long_prompt_holds_running_streams_up_by_one_chunk_a_step_at_most() ->
 
 def test_a_beginning_that_many_bring_at_once_is_computed_once() -> None:
     rig = build_rig(MODEL, pages=2000, context=128, chunk=32)
-    rows: list[int] = []
-    forward = rig.runner.forward
-
-    def counted(segments: Sequence[Segment]) -> torch.Tensor:
-        rows.append(sum(len(segment.tokens) for segment in segments))
-        return forward(segments)
-
-    rig.runner.forward = counted
+    rows = rows_of_steps(rig)
     one_token = SamplingParams(temperature=0.0, max_tokens=1)
     beginning = prompt_of(60, VOCAB)
     sessions = [rig.submit(request([*beginning, *range(own, own + 10)], one_token))[0] for own in range(6)]
