@@ -46,12 +46,12 @@ def cpu_has(build: str) -> bool:
 def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     if not cpu_has(request.param):
         pytest.skip(f"this CPU has no {request.param}")
-    folder = tmp_path_factory.mktemp("build")
     try:
-        compiler = replace(find_compiler(), instructions=tuple(BUILDS[request.param]))
-        target = compile_library(compiler, folder, request.param)
+        compiler = find_compiler()
     except CannotBuild as error:
         pytest.skip(str(error))
+    compiler = replace(compiler, instructions=tuple(BUILDS[request.param]))
+    target = compile_library(compiler, tmp_path_factory.mktemp("build"), request.param)
     return with_signatures(ctypes.CDLL(str(target)))
 
 

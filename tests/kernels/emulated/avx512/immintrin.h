@@ -13,6 +13,7 @@ typedef uint32_t __m512u __attribute__((vector_size(64)));
 typedef uint16_t __m512bh __attribute__((vector_size(64)));
 typedef uint16_t __m256bh __attribute__((vector_size(32)));
 typedef int64_t __m256i __attribute__((vector_size(32)));
+typedef int64_t __m128i __attribute__((vector_size(16)));
 typedef uint16_t __mmask16;
 
 #define _CMP_NLT_UQ 5
@@ -23,6 +24,8 @@ EMULATED __m512i _mm512_loadu_si512(const void *p) { __m512i v; memcpy(&v, p, 64
 EMULATED void _mm512_store_si512(void *p, __m512i v) { memcpy(p, &v, 64); }
 EMULATED void _mm512_storeu_ps(float *p, __m512 v) { memcpy(p, &v, 64); }
 EMULATED __m256i _mm256_loadu_si256(const __m256i *p) { __m256i v; memcpy(&v, p, 32); return v; }
+EMULATED void _mm256_storeu_si256(__m256i *p, __m256i v) { memcpy(p, &v, 32); }
+EMULATED __m128i _mm_loadu_si128(const __m128i *p) { __m128i v; memcpy(&v, p, 16); return v; }
 EMULATED __m512 _mm512_setzero_ps(void) { return (__m512){0}; }
 EMULATED __m512 _mm512_set1_ps(float x) { __m512 v; EACH_OF(16) v[i] = x; return v; }
 EMULATED __m512i _mm512_set1_epi32(int x) { __m512i v; EACH_OF(16) v[i] = x; return v; }
@@ -66,6 +69,22 @@ EMULATED __m512i _mm512_cvtepu16_epi32(__m256i a) {
     __m512i v;
     memcpy(narrow, &a, 32);
     EACH_OF(16) v[i] = narrow[i];
+    return v;
+}
+
+EMULATED __m512i _mm512_cvtepu8_epi32(__m128i a) {
+    uint8_t narrow[16];
+    __m512i v;
+    memcpy(narrow, &a, 16);
+    EACH_OF(16) v[i] = narrow[i];
+    return v;
+}
+
+EMULATED __m256i _mm512_cvtepi32_epi16(__m512i a) {
+    uint16_t narrow[16];
+    __m256i v;
+    EACH_OF(16) narrow[i] = (uint16_t)a[i];
+    memcpy(&v, narrow, 32);
     return v;
 }
 
