@@ -12,6 +12,33 @@ typedef struct {
     const char *values[AT_ONCE];
 } Some;
 
+/* Four vectors of bf16 values at once have the even ones of 32 dimensions in a vector, the odd ones in the next, and so
+ * have their sums until in_order: two operations of 64 dimensions on the ports that multiply, where keeping their order
+ * takes four. */
+#if defined(__AVX512F__)
+#define SPLITS(h, D) (!(h)->wide && (D) == 4)
+
+INLINE void load_split(const void *values, int dim, vf split[4]) {
+    for (int half = 0; half < 4; half += 2) {
+        const vu both = *(const vu_any *)((const bf16 *)values + dim + half * LANES);
+        split[half] = (vf)(both << 16);
+        split[half + 1] = (vf)(both & 0xffff0000u);
+    }
+}
+
+INLINE void put_in_order(float *sums) {
+    const __m512i low = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    const __m512i high = _mm512_or_si512(low, _mm512_set1_epi32(8));
+    const __m512 even = (__m512)load(sums), odd = (__m512)load(sums + LANES);
+    store(sums, (vf)_mm512_permutex2var_ps(even, low, odd));
+    store(sums + LANES, (vf)_mm512_permutex2var_ps(even, high, odd));
+}
+#else
+#define SPLITS(h, D) 0
+INLINE void load_split(const void *values, int dim, vf split[4]) { (void)values, (void)dim, (void)split; }
+INLINE void put_in_order(float *sums) { (void)sums; }
+#endif
+
 /* L lanes by D vectors of dimensions from `dim` on. */
 INLINE void mix_numbers(int L, int D, const Block *b, const Some *keys, int lane, int dim, float *values) {
     const Heads *h = b->heads;
@@ -23,7 +50,10 @@ INLINE void mix_numbers(int L, int D, const Block *b, const Some *keys, int lane
         for (int d = 0; d < D; d++) sums[l][d] = keys->first ? load(target + l * h->head_dim + d * LANES) : splat(0.0f);
     for (int i = 0; i < keys->count; i++) {
         vf value[4];
-        for (int d = 0; d < D; d++) value[d] = load_as(h->wide, keys->values[i], dim + d * LANES);
+        if (SPLITS(h, D))
+            load_split(keys->values[i], dim, value);
+        else
+            for (int d = 0; d < D; d++) value[d] = load_as(h->wide, keys->values[i], dim + d * LANES);
         for (int l = 0; l < L; l++)
             for (int d = 0; d < D; d++) sums[l][d] += value[d] * weights[l * stride + i];
     }
@@ -111,4 +141,7 @@ void mix_values(const Block *b, int count, float *values) {
         }
         mix_keys(b, &keys, keys.count, values);
     }
+    const int dims = b->heads->head_dim, split = SPLITS(b->heads, 4) ? dims / (4 * LANES) * (4 * LANES) : 0;
+    for (int l = 0; l < b->num_lanes; l++)
+        for (int dim = 0; dim < split; dim += 2 * LANES) put_in_order(values + l * dims + dim);
 }

@@ -145,8 +145,13 @@ INLINE vf power(vf x) {
     p = p * r + 2.4022648e-1f;
     p = p * r + 6.9314718e-1f;
     p = p * r + 1.0f;
+#if defined(__AVX512F__)
+    const __mmask16 counts = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
+    return (vf)_mm512_maskz_scalef_ps(counts, (__m512)p, (__m512)n);
+#else
     const vi exponent = ((vi)(x + 12582912.0f) + 127) << 23; /* the magic number's last bits are n */
     return (vf)(~(vi)(x < -126.0f) & (vi)(p * (vf)exponent));
+#endif
 }
 
 #if HAS_BF16_DOT

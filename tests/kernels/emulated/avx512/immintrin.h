@@ -157,6 +157,12 @@ EMULATED __m512i _mm512_shuffle_i32x4(__m512i a, __m512i b, int places) {
     return v;
 }
 
+EMULATED __m512 _mm512_permutex2var_ps(__m512 a, __m512i places, __m512 b) {
+    __m512 v;
+    EACH_OF(16) v[i] = (places[i] & 16 ? b : a)[places[i] & 15];
+    return v;
+}
+
 EMULATED __m512i _mm512_permutex2var_epi16(__m512i a, __m512i places, __m512i b) {
     uint16_t from[64], at[32], to[32];
     memcpy(from, &a, 64), memcpy(from + 32, &b, 64), memcpy(at, &places, 64);
