@@ -146,7 +146,7 @@ async def _keep_drafting(
                 return
         free_what_ended()
         try:
-            loaded.append(draft.load(args))
+            loaded.append(await asyncio.to_thread(draft.load, args))  # verify goes on meanwhile
             failed = await serve()
         except Exception as error:
             log.error("drafting cannot begin again", exc_info=error)

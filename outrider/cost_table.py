@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 _ALPHA = 0.1  # weight of a new measurement in a moving average
 _FADE = 0.99  # of what is known of the other points, with each measurement
 _MOST_WEIGHT = 1e9
+_LEAST_WEIGHT = 1e-9  # of a measurement made now: a point that nobody measures for long still weighs something
 
 # Most rows of steps that share a point. A load needs few of them, so that what is asked of the table is cheap.
 _GROUPS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024, 2048, 4096)
@@ -45,7 +46,7 @@ class CostTable:
         self._newest *= 1 / _FADE  # in place of all others' fading
         self._weights[group] = self._counts[group] * self._newest
         if self._newest > _MOST_WEIGHT:
-            self._weights = {each: weight / self._newest for each, weight in self._weights.items()}
+            self._weights = {each: max(weight / self._newest, _LEAST_WEIGHT) for each, weight in self._weights.items()}
             self._newest = 1.0
         self._refresh()
 

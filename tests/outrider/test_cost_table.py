@@ -92,6 +92,17 @@ def test_thousands_of_steps_later_the_newest_still_count_for_most() -> None:
     assert costs.ms(1) == costs.ms(8) == pytest.approx(9.0, rel=0.1)
 
 
+def test_what_nobody_measures_for_days_keeps_its_place() -> None:
+    """Points out of order, as warm-up found them, and then steps of one size alone."""
+    costs = CostTable({1: 5.0, 2: 5.5, 8: 9.0, 16: 8.8, 32: 15.0})
+    for _ in range(200_000):
+        costs.observe(1, 5.0)
+    assert [costs.ms(rows) for rows in (1, 2, 32)] == pytest.approx([5.0, 5.5, 15.0])
+    assert costs.ms(8) == costs.ms(16) == pytest.approx(8.9)
+    costs.observe(16, 8.8)
+    assert costs.ms(8) == pytest.approx(8.8)
+
+
 def test_of_two_that_are_out_of_order_the_newer_one_counts() -> None:
     """The machine has become twice as fast; only one size says so yet."""
     costs = CostTable({8: 10.0, 16: 12.0})
