@@ -13,7 +13,18 @@ from typing import Any
 from outrider import template_worker
 from outrider.errors import InvalidArgument, OutriderError, StartupError, Unavailable
 from outrider.telemetry import get_logger
-from outrider.template_worker import TIME_LIMIT_S, Failed, Load, Loaded, Render, Rendered, Reply, frame
+from outrider.template_worker import (
+    OUT_OF_TIME,
+    TIME_LIMIT_S,
+    WALL_FACTOR,
+    Failed,
+    Load,
+    Loaded,
+    Render,
+    Rendered,
+    Reply,
+    frame,
+)
 from outrider.text_files import DEFAULT, TOOL_USE, find_templates, token_variables
 
 log = get_logger(__name__)
@@ -29,10 +40,14 @@ _SELF_TEST_CHARS = 2**20
 
 
 class TemplateTimeout(OutriderError):
-    """A render took too long or took too much memory; its worker is gone."""
+    """A render took too long; its worker is gone."""
 
     http_status = 500
     final = True
+
+
+class WorkerLost(Unavailable):
+    """A worker was killed, or does not answer: the machine's doing, as far as is known, and not the template's."""
 
 
 class RenderTooLong(InvalidArgument):
@@ -159,13 +174,20 @@ class ChatTemplate:
     async def render(self, context: dict[str, Any], max_chars: int) -> str:
         """The conversation as text. InvalidArgument when the template refuses it, RenderTooLong past `max_chars`."""
         async with self._slots:
-            worker = await self._take()
-            reply = await self._ask(worker, Render(context, max_chars))
-            self._idle.append(worker)
+            try:
+                reply = await self._rendered(Render(context, max_chars))
+            except WorkerLost:
+                reply = await self._rendered(Render(context, max_chars))
         if isinstance(reply, Rendered):
             return reply.text
         assert isinstance(reply, Failed)
         raise _failure(reply)
+
+    async def _rendered(self, request: Render) -> Reply:
+        worker = await self._take()
+        reply = await self._ask(worker, request)
+        self._idle.append(worker)
+        return reply
 
     async def close(self) -> None:
         """Ends the workers."""
@@ -197,15 +219,18 @@ class ChatTemplate:
     async def _ask(self, worker: _Worker, request: Load | Render) -> Reply:
         """Asks a worker; one that fails, or is left in the middle of an exchange, is ended.
 
-        Its own alarm comes before our timeout, unless the process is stopped.
+        TemplateTimeout for one that has ended itself, WorkerLost for others. Its own clock comes before ours, unless
+        the process gets next to no core.
         """
         try:
-            async with asyncio.timeout(2 * self.time_limit_s):
+            async with asyncio.timeout(WALL_FACTOR * self.time_limit_s):
                 return await worker.ask(request)
         except (EOFError, OSError) as error:
-            log.error("a chat template worker ended", time_limit_s=self.time_limit_s)
             await worker.kill()
-            raise TemplateTimeout("The chat template took too long.", code="template_error") from error
+            log.error("a chat template worker ended", code=worker.process.returncode, time_limit_s=self.time_limit_s)
+            if worker.process.returncode == -OUT_OF_TIME:
+                raise TemplateTimeout("The chat template took too long.", code="template_error") from error
+            raise WorkerLost("The process that renders the chat template ended; try again.") from error
         except BaseException:
             await asyncio.shield(worker.kill())
             raise

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from outrider import template_worker
 from outrider.errors import StartupError
-from outrider.template_worker import TIME_LIMIT_S, Failed, Load, Loaded, Render, Rendered, Reply, frame
+from outrider.template_worker import TIME_LIMIT_S, WALL_FACTOR, Failed, Load, Loaded, Render, Rendered, Reply, frame
 
 # Far above the longest context, far below the memory that the process may take.
 MAX_CHARS: Final = 2**23
@@ -92,8 +92,8 @@ class _Worker:
             # A session of its own: Ctrl-C and signals to our group are for us, who finish what is under way.
             end = theirs.fileno()
             process = subprocess.Popen(template_worker.COMMAND, stdin=end, stdout=end, env={}, start_new_session=True)
-        # Its own alarm comes before this, unless the process is stopped.
-        ours.settimeout(2 * TIME_LIMIT_S)
+        # Its own clock comes before this, unless the process gets next to no core.
+        ours.settimeout(WALL_FACTOR * TIME_LIMIT_S)
         self._process, self._pipe = process, ours
         self.end = weakref.finalize(self, _end, process, ours)
 

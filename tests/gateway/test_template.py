@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.template import ChatTemplate, TemplateTimeout
+from gateway.template import ChatTemplate, TemplateTimeout, WorkerLost, _Worker
 from outrider import template_worker
 from outrider.errors import InvalidArgument, StartupError, Unavailable
 from tests.gateway.models import CHATML
@@ -182,6 +182,28 @@ async def test_a_worker_that_was_killed_is_replaced() -> None:
         os.kill(process.pid, signal.SIGKILL)
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222
         assert await template.render(asking("1"), 100) == "1"
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("killed", [1, 2])
+async def test_a_render_whose_worker_is_killed_is_begun_once_more(monkeypatch: pytest.MonkeyPatch, killed: int) -> None:
+    left, ask = killed, _Worker.ask
+
+    async def ask_the_dead(worker: _Worker, request: template_worker.Request) -> template_worker.Reply:
+        nonlocal left
+        if left and isinstance(request, template_worker.Render):
+            left -= 1
+            worker.process.kill()
+        return await ask(worker, request)
+
+    async with with_an_idle_worker() as (template, _):
+        monkeypatch.setattr(_Worker, "ask", ask_the_dead)
+        if killed == 1:
+            assert await template.render(asking("1"), 100) == "1"
+            return
+        with pytest.raises(WorkerLost, match="try again") as failed:
+            await template.render(asking("1"), 100)
+        assert failed.value.http_status == 503
 
 
 @pytest.mark.asyncio
