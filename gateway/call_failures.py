@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable
+from typing import TypeVar
+
 import grpc
 import grpc.aio
 
@@ -9,6 +13,8 @@ from outrider.errors import ENGINE_FAILED, Internal, OutriderError
 from outrider.rpc import error_from_rpc
 from outrider.statuses import code_of, error_of
 from outrider.v1 import verify_pb2
+
+AnswerT = TypeVar("AnswerT")
 
 # The last two are of the gateway's own token, which is not the client's: its probes will find out, another may take it.
 # UNKNOWN is of what lies between; verify has a status for everything.
@@ -55,3 +61,23 @@ def _failure(code: grpc.StatusCode, error: OutriderError) -> Exception:
 def broken(code: grpc.StatusCode, error: OutriderError) -> Broken:
     """A call that ended with this, through no fault of its own."""
     return Broken(error.message or code.name, engine=error.code == ENGINE_FAILED)
+
+
+class ChannelClosed(Exception):
+    """The channel was closed while an answer was waited for."""
+
+
+async def answer_of(call: Awaitable[AnswerT]) -> AnswerT:
+    """A call's answer. ChannelClosed where grpc.aio says CancelledError, and it is not this task that is cancelled."""
+    try:
+        return await call
+    except asyncio.CancelledError:
+        if is_cancelled():
+            raise
+        raise ChannelClosed from None
+
+
+def is_cancelled() -> bool:
+    """Whether the current task was told to end."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

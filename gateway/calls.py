@@ -16,7 +16,7 @@ from typing import Protocol
 import grpc
 import grpc.aio
 
-from gateway.call_failures import Broken, NotOffered, broken, failure_of_end, failure_of_rpc
+from gateway.call_failures import Broken, NotOffered, broken, failure_of_end, failure_of_rpc, is_cancelled
 from outrider.dialing import terms_of
 from outrider.errors import DeadlineExceeded
 from outrider.rpc import error_from_rpc, is_lost
@@ -91,8 +91,7 @@ class _CallAlone:
         except grpc.aio.AioRpcError as error:
             raise failure_of_rpc(error) from error
         except asyncio.CancelledError:  # what grpc.aio says of a call that we ended, too
-            task = asyncio.current_task()
-            if self._error is None or (task is not None and task.cancelling()):
+            if self._error is None or is_cancelled():
                 raise
             raise self._error from None
         return [response] if isinstance(response, verify_pb2.GenerateResponse) else []

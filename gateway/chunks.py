@@ -117,17 +117,14 @@ class ChatChunks(Chunks):
             part = parts[0]
             if isinstance(part, Content):
                 return frame[0] + _encode(part.text) + frame[1]
-        made: list[bytes] = []
-        if delta.choice not in self._begun:
-            self._begun.add(delta.choice)
-            made.append(self._event(_chat_choice(delta.choice, b'{"role":"assistant","content":""}', b"null", b"null")))
-            if self._text_only:
-                choice = _chat_choice(delta.choice, b'{"content":%b}' % _TEXT, b"null", b"null")
-                before, _, after = self._event(choice).rpartition(_TEXT)
-                self._frames[delta.choice] = before, after
         extension = self._extension.of(delta) if self._extension.asked else b""
         if self._logprobs:
             self._untold.setdefault(delta.choice, []).extend(delta.pieces or ())
+        made: list[bytes] = []
+        if delta.choice not in self._begun:
+            if not (parts or extension or finish_reason):
+                return b""  # what it begins with is not known yet
+            made.append(self._opening(delta.choice, parts))
         bodies = [_delta_of(part, call_ids) for part in parts]
         if extension and not bodies:
             bodies.append(b"{}")
@@ -137,6 +134,16 @@ class ChatChunks(Chunks):
         if finish_reason is not None:
             made.append(self._event(self._choice(delta.choice, b"{}", _encode(finish_reason))))
         return b"".join(made)
+
+    def _opening(self, index: int, parts: Sequence[Part]) -> bytes:
+        """The role; content is null, as OpenAI has it, where a call comes first."""
+        self._begun.add(index)
+        if self._text_only:
+            choice = _chat_choice(index, b'{"content":%b}' % _TEXT, b"null", b"null")
+            before, _, after = self._event(choice).rpartition(_TEXT)
+            self._frames[index] = before, after
+        content = b"null" if parts and isinstance(parts[0], CallBegin) else b'""'
+        return self._event(_chat_choice(index, b'{"role":"assistant","content":%b}' % content, b"null", b"null"))
 
     def _choice(self, index: int, delta: bytes, finish_reason: bytes) -> bytes:
         pieces = self._untold.pop(index, None)

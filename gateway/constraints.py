@@ -12,7 +12,7 @@ from gateway.error_values import missing, shown
 from gateway.field_names import Names
 from gateway.reasoning import ReasoningFormat
 from gateway.sayable import check_schema, sayable
-from gateway.schemas import OpenAIFields, ResponseFormat, SglangSampling, StructuredOutputs
+from gateway.schemas import JsonSchema, OpenAIFields, ResponseFormat, SglangSampling, StructuredOutputs
 from outrider.errors import InvalidArgument
 from outrider.v1 import common_pb2
 from outrider.wire import JSON_STYLE, MAX_GRAMMAR_BYTES
@@ -26,20 +26,24 @@ def of_response_format(given: ResponseFormat | None) -> common_pb2.Grammar | Non
     """OpenAI's `response_format` as a grammar; None for free text. InvalidArgument for an unknown type or shape."""
     if given is None or given.type == "text":
         return None
-    if given.type == "json_object":
-        return common_pb2.Grammar(json_object=True)
-    if given.type != "json_schema":
+    if given.type not in {"json_object", "json_schema"}:
         raise InvalidArgument(
             f"The types are 'text', 'json_object' and 'json_schema', not {shown(given.type)}.",
             field="response_format.type", code="invalid_value",
         )  # fmt: skip
-    asked = given.json_schema
-    if asked is None:
+    asked, field = given.json_schema, "response_format.json_schema.schema"
+    if given.schema is not None:
+        if asked is not None:
+            raise InvalidArgument(
+                "Only one of json_schema and schema may be given.", field="response_format.schema", code="invalid_value"
+            )
+        asked, field = JsonSchema(schema=given.schema), "response_format.schema"
+    if asked is None and given.type == "json_schema":
         raise missing("response_format.json_schema")
-    if asked.schema is None:
+    if asked is None or asked.schema is None:
         return common_pb2.Grammar(json_object=True)
     strict = bool(asked.strict)
-    check_schema(asked.schema, "response_format.json_schema.schema", strict=strict)
+    check_schema(asked.schema, field, strict=strict)
     return of_schema(sayable(asked.schema, strict=strict))
 
 

@@ -19,6 +19,7 @@ import grpc.aio
 
 from gateway.addresses import Addresses
 from gateway.affinity import PrefixMap, PromptKeys
+from gateway.call_failures import ChannelClosed, answer_of
 from gateway.probing import DOWN, ProbeTimes, weight
 from gateway.replica import Replica, ServerInfo, close_channel
 from gateway.takers import takers_of
@@ -158,10 +159,8 @@ class ReplicaSet:
 
     async def flush_caches(self) -> int:
         """Empties the prefix cache of every replica that serves; the pages that this freed."""
-        request = verify_pb2.FlushCacheRequest()
-        calls = [replica.stub.FlushCache(request, timeout=_CALL_TIMEOUT_S) for replica in self.serving]
         try:
-            return sum(answer.freed_pages for answer in await asyncio.gather(*calls))
+            return sum(await asyncio.gather(*(replica.flush_cache(_CALL_TIMEOUT_S) for replica in self.serving)))
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error) from error
 
@@ -237,9 +236,13 @@ class ReplicaSet:
         """Asks for the server info and sets the replica's state by it; whether it may serve. `counts`: so do misses,
         which are counted by one who asks after the other."""
         try:
-            info = await replica.stub.GetServerInfo(
-                verify_pb2.VerifyServiceGetServerInfoRequest(), timeout=self._times.timeout_s
+            info = await answer_of(
+                replica.stub.GetServerInfo(
+                    verify_pb2.VerifyServiceGetServerInfoRequest(), timeout=self._times.timeout_s
+                )
             )
+        except ChannelClosed:
+            return False
         except grpc.aio.AioRpcError as error:
             if counts:
                 self._note_miss(replica, error)

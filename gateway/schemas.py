@@ -99,6 +99,7 @@ class ResponseFormat(Struct, kw_only=True):
 
     type: str
     json_schema: JsonSchema | None = None
+    schema: dict[str, Any] | None = None  # as llama.cpp and others have it, beside either type of JSON
 
 
 class StructuredOutputs(Struct, kw_only=True):

@@ -131,6 +131,9 @@ def _drafters(words: list[str]) -> int:
 
 
 def _version(words: list[str]) -> int:
+    if words and words[0] in {"-h", "--help"}:
+        print(f"usage: outrider version\n\n{COMMANDS['version'].summary}")
+        return 0
     if words:
         raise StartupError(f"it takes no words, not {' '.join(map(repr, words))}")
     print(f"outrider {outrider.__version__} (wire version {WIRE_VERSION})")

@@ -96,5 +96,5 @@ def _name(task: int) -> str:
 def keep_to(threads: Iterable[int], cores: set[int]) -> None:
     """Has these threads run on these cores from now on."""
     for task in threads:
-        with contextlib.suppress(ProcessLookupError):  # it has just ended
+        with contextlib.suppress(OSError):  # it has just ended, or the cores were taken from us while we run
             os.sched_setaffinity(task, cores)

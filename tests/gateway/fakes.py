@@ -68,7 +68,7 @@ class FakeVerify(verify_pb2_grpc.VerifyServiceServicer):
     knows_many: bool = True
     streams: int = 0  # of GenerateMany
     entries: list[int] = field(default_factory=list)  # of each message on these
-    is_late: bool = False  # never answers to GetServerInfo
+    is_late: bool = False  # never answers to GetServerInfo and FlushCache
     is_broken: bool = False  # nor does it then; as if the connection were lost
     unbounded: bool = False  # says all of it, whatever was asked for
     release: asyncio.Event = field(default_factory=asyncio.Event)
@@ -81,10 +81,14 @@ class FakeVerify(verify_pb2_grpc.VerifyServiceServicer):
         self.break_after, self.requests = [], []
         self.release, self.holding = asyncio.Event(), asyncio.Event()
 
+    async def _be_late(self) -> None:
+        if self.is_late:
+            self.holding.set()
+            await asyncio.Event().wait()
+
     async def GetServerInfo(self, request: Any, context: Any) -> verify_pb2.VerifyServiceGetServerInfoResponse:
         """The test's limits."""
-        if self.is_late:
-            await asyncio.Event().wait()
+        await self._be_late()
         if self.is_broken:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
         return verify_pb2.VerifyServiceGetServerInfoResponse(
@@ -155,6 +159,7 @@ class FakeVerify(verify_pb2_grpc.VerifyServiceServicer):
 
     async def FlushCache(self, request: Any, context: Any) -> verify_pb2.FlushCacheResponse:
         """Counts how often."""
+        await self._be_late()
         self.flushed += 1
         return verify_pb2.FlushCacheResponse(freed_pages=7)
 

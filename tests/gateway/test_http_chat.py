@@ -165,6 +165,13 @@ def test_response_formats(client: openai.OpenAI, gateway: RunningGateway) -> Non
             {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}},
             common_pb2.Grammar(json_schema=json.dumps(closed, ensure_ascii=False, separators=(",", ":"))),
         ),
+        *(
+            (
+                {"type": kind, "schema": closed},
+                common_pb2.Grammar(json_schema=json.dumps(closed, ensure_ascii=False, separators=(",", ":"))),
+            )
+            for kind in ("json_object", "json_schema")
+        ),
     ]
     for given, grammar in cases:
         client.chat.completions.create(model="small", messages=USER, response_format=given)

@@ -118,6 +118,16 @@ def test_calls_in_a_stream(client: openai.OpenAI, gateway: RunningGateway, token
     assert reasons[-1] == "tool_calls"
 
 
+def test_a_stream_that_begins_with_a_call_has_no_content(
+    client: openai.OpenAI, gateway: RunningGateway, tokenizer: Tokenizer
+) -> None:
+    say(gateway, tokenizer, TWO_CALLS.removeprefix("Wait."))
+    stream = client.chat.completions.create(model="small", messages=USER, tools=[WEATHER, NOW], stream=True)
+    deltas = [chunk.choices[0].delta for chunk in stream]
+    assert deltas[0].role == "assistant"
+    assert [delta.content for delta in deltas] == [None] * len(deltas)
+
+
 def test_a_result_goes_back(client: openai.OpenAI, gateway: RunningGateway, tokenizer: Tokenizer) -> None:
     messages: Any = [
         *USER,
@@ -363,6 +373,9 @@ def test_whole_numbers_of_any_size_reach_the_template(client: openai.OpenAI) -> 
         ({"regex": "a+", "ebnf": "root ::= x"}, "invalid_value", "regex"),
         ({"structured_outputs": {"choice": ["a"]}, "response_format": {"type": "json_object"}}, "invalid_value",
          "structured_outputs"),
+        ({"response_format": {"type": "json_object", "schema": DEEP}}, "invalid_json_schema", "response_format.schema"),
+        ({"response_format": {"type": "json_schema", "schema": {}, "json_schema": {"schema": {}}}}, "invalid_value",
+         "response_format.schema"),
         ({"structured_outputs": {"choice": ["a"], "regex": "a"}}, "invalid_value", "structured_outputs.choice"),
         ({"structured_outputs": {"choice": []}}, "empty_array", "structured_outputs.choice"),
         ({"structured_outputs": {"json": DEEP}}, "invalid_json_schema", "structured_outputs.json"),

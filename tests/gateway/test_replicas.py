@@ -148,6 +148,31 @@ async def test_one_that_does_not_answer_is_in_doubt_before_it_is_down(
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("asks", ["ask_all", "flush_caches"])
+async def test_one_that_leaves_while_all_are_asked_is_left_out(
+    folder: Path, tokenizer: Tokenizer, tmp_path: Path, asks: str
+) -> None:
+    """Its channel is closed, which grpc.aio tells as if who asks were cancelled."""
+    fakes = [FakeVerify(folder, tokenizer.get_vocab_size(), boot_id=f"boot{index}") for index in range(2)]
+    listed = tmp_path / "addresses"
+    async with serving(fakes[0], f"unix:{tmp_path}/0") as first, serving(fakes[1], f"unix:{tmp_path}/1") as second:
+        listed.write_text(f"{first}\n{second}")
+        replicas = ReplicaSet((f"file:{listed}",), ProbeTimes(interval_s=1000.0, timeout_s=1000.0))
+        await replicas.start()
+        try:
+            await until_serving(replicas, [first, second])
+            fakes[0].is_late = True
+            asked = asyncio.create_task(getattr(replicas, asks)())
+            await fakes[0].holding.wait()
+            listed.write_text(second)
+            await replicas.look_up()
+            found = await asked
+            assert found == 7 if asks == "flush_caches" else [info.boot_id for info in found] == ["boot1"]
+        finally:
+            await replicas.close()
+
+
+@pytest.mark.asyncio
 async def test_one_in_doubt_takes_what_no_other_has_the_context_or_the_room_for(
     folder: Path, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
