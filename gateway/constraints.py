@@ -26,6 +26,8 @@ def of_response_format(given: ResponseFormat | None) -> common_pb2.Grammar | Non
     """OpenAI's `response_format` as a grammar; None for free text. InvalidArgument for an unknown type or shape."""
     if given is None or given.type == "text":
         return None
+    if given.type == "structural_tag":
+        raise _no_structural_tag("response_format.type")
     if given.type not in {"json_object", "json_schema"}:
         raise InvalidArgument(
             f"The types are 'text', 'json_object' and 'json_schema', not {shown(given.type)}.",
@@ -50,6 +52,10 @@ def of_response_format(given: ResponseFormat | None) -> common_pb2.Grammar | Non
 def of_structured_outputs(given: StructuredOutputs | None) -> common_pb2.Grammar | None:
     """vLLM's `structured_outputs` as a grammar; None for free text. Schemas are strict, as those of `/generate`."""
     asked = _asked(given)
+    if given is not None and given == StructuredOutputs():
+        raise InvalidArgument(
+            f"Give one of {', '.join(given.__struct_fields__)}.", field="structured_outputs", code="invalid_value"
+        )
     if len(asked) > 1:
         raise InvalidArgument(
             f"Only one of {', '.join(asked)} may be given.", field=f"structured_outputs.{[*asked][1]}",
@@ -67,13 +73,14 @@ def of_structured_outputs(given: StructuredOutputs | None) -> common_pb2.Grammar
         case {"grammar": text}:
             return common_pb2.Grammar(ebnf=text)
         case {"structural_tag": _}:
-            raise InvalidArgument(
-                "This server does not support 'structural_tag'.",
-                field="structured_outputs.structural_tag", code="unsupported_value",
-            )  # fmt: skip
+            raise _no_structural_tag("structured_outputs.structural_tag")
         case {"json_object": _}:
             return common_pb2.Grammar(json_object=True)
     return None
+
+
+def _no_structural_tag(field: str) -> InvalidArgument:
+    return InvalidArgument("This server does not support 'structural_tag'.", field=field, code="unsupported_value")
 
 
 def _asked(given: StructuredOutputs | None) -> dict[str, Any]:

@@ -42,6 +42,8 @@ async def generate(request: Request) -> ASGIApp:
     prompts, is_batch = await _prompts(body, ready)
     sampling = _sampling(body, len(prompts))
     names = _names(body, len(prompts))
+    for params, called in zip(sampling, names, strict=True):
+        refuse_unsupported(params, called)
     nums = [params.n or 1 for params in sampling]
     check_total(sum(nums), ready.info, names[nums.index(max(nums))].path("n"))
     ids = _ids(body, len(prompts), request_id(request))

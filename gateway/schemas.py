@@ -142,7 +142,16 @@ class OpenAIFields(SamplingFields, kw_only=True):
     allowed_token_ids: Any = None
     bad_words: Any = None
     include_stop_str_in_output: bool | None = None
+    no_stop_trim: bool | None = None
+    stop_regex: Any = None
     use_beam_search: bool | None = None
+    logits_processors: Any = None
+    custom_logit_processor: Any = None
+    lora_path: Any = None
+    truncate_prompt_tokens: Any = None
+    prompt_logprobs: Any = None
+    add_special_tokens: bool | None = None
+    return_hidden_states: bool | None = None
 
 
 class ContentPart(Struct, kw_only=True):
@@ -198,6 +207,10 @@ class ChatCompletionRequest(OpenAIFields, kw_only=True):
     modalities: list[str] | None = None
     audio: dict[str, Any] | None = None
     web_search_options: dict[str, Any] | None = None
+    chat_template: Any = None
+    documents: Any = None
+    echo: bool | None = None
+    add_generation_prompt: bool | None = None
 
 
 class CompletionRequest(OpenAIFields, kw_only=True):
@@ -212,7 +225,7 @@ class CompletionRequest(OpenAIFields, kw_only=True):
 
 
 class SglangSampling(Struct, kw_only=True):
-    """SGLang's `sampling_params`."""
+    """SGLang's `sampling_params`; the last block is refused."""
 
     max_new_tokens: CountFromZero | None = None  # 0: only the prompt's log-probabilities are wanted
     min_new_tokens: CountFromZero | None = None
@@ -234,6 +247,13 @@ class SglangSampling(Struct, kw_only=True):
     regex: str | None = None
     ebnf: str | None = None
 
+    structural_tag: Any = None
+    stop_regex: Any = None
+    no_stop_trim: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    allowed_token_ids: Any = None
+    bad_words: Any = None
+
 
 class GenerateRequest(Struct, kw_only=True):
     """POST /generate, SGLang's native route. One of `text` and `input_ids`; a list makes a batch."""
@@ -252,3 +272,7 @@ class GenerateRequest(Struct, kw_only=True):
     return_text_in_logprobs: bool | None = None
     token_ids_logprob: Any = None
     image_data: Any = None
+    input_embeds: Any = None
+    lora_path: Any = None
+    custom_logit_processor: Any = None
+    return_hidden_states: bool | None = None

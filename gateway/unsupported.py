@@ -6,56 +6,68 @@ from collections.abc import Callable
 from typing import Any
 
 from gateway.error_values import shown
+from gateway.field_names import Names
 from gateway.responses_schemas import ResponsesRequest
-from gateway.schemas import ChatCompletionRequest, CompletionRequest, GenerateRequest
+from gateway.schemas import ChatCompletionRequest, CompletionRequest, GenerateRequest, SglangSampling
 from outrider.errors import InvalidArgument
 
-Refusable = ChatCompletionRequest | CompletionRequest | GenerateRequest | ResponsesRequest
+Refusable = ChatCompletionRequest | CompletionRequest | GenerateRequest | SglangSampling | ResponsesRequest
 
 
-def _given(name: str) -> Callable[[Any], object]:
-    return lambda request: getattr(request, name)
+Asked = Callable[[Any], object]
 
 
-# Constraints and searches of vLLM's: who asks for them could not tell from an answer that it is not held to them.
-_OF_VLLM: dict[str, Callable[[Any], object]] = {
-    name: _given(name)
-    for name in (
+def _given(*names: str) -> dict[str, Asked]:
+    """Fields that ask for something wherever they hold something."""
+    return {name: lambda request, name=name: getattr(request, name) for name in names}
+
+
+def _not_none(*names: str) -> dict[str, Asked]:
+    """Fields that ask for something wherever they are given."""
+    return {name: lambda request, name=name: getattr(request, name) is not None for name in names}
+
+
+# Of vLLM's and SGLang's: who asks for one of these could not tell from an answer that it is not held to it.
+_OF_OTHERS = {
+    **_given(
         "guided_json", "guided_regex", "guided_choice", "guided_grammar", "allowed_token_ids", "bad_words",
-        "include_stop_str_in_output", "use_beam_search",
-    )
+        "include_stop_str_in_output", "no_stop_trim", "stop_regex", "use_beam_search", "logits_processors",
+        "custom_logit_processor", "lora_path", "return_hidden_states",
+    ),
+    **_not_none("truncate_prompt_tokens", "prompt_logprobs"),
 }  # fmt: skip
 
-_REFUSED: dict[type, dict[str, Callable[[Any], object]]] = {
+_REFUSED: dict[type, dict[str, Asked]] = {
     ChatCompletionRequest: {
-        "functions": lambda request: request.functions is not None,
-        "function_call": lambda request: request.function_call is not None,
+        **_not_none("functions", "function_call", "audio", "web_search_options"),
         "modalities": lambda request: request.modalities is not None and request.modalities != ["text"],
-        "audio": lambda request: request.audio is not None,
-        "web_search_options": lambda request: request.web_search_options is not None,
-        **_OF_VLLM,
+        **_given("chat_template", "documents", "echo", "add_special_tokens"),
+        "add_generation_prompt": lambda request: request.add_generation_prompt is False,
+        **_OF_OTHERS,
     },
     CompletionRequest: {
-        "suffix": _given("suffix"),
+        **_given("suffix"),
         "best_of": lambda request: request.best_of is not None and request.best_of != (request.n or 1),
-        **_OF_VLLM,
+        "add_special_tokens": lambda request: request.add_special_tokens is False,
+        **_OF_OTHERS,
     },
-    GenerateRequest: {
-        "token_ids_logprob": _given("token_ids_logprob"),
-        "image_data": _given("image_data"),
-    },
+    GenerateRequest: _given(
+        "token_ids_logprob", "image_data", "input_embeds", "lora_path", "custom_logit_processor", "return_hidden_states"
+    ),
+    SglangSampling: _given(
+        "structural_tag", "stop_regex", "no_stop_trim", "include_stop_str_in_output", "allowed_token_ids", "bad_words"
+    ),
     ResponsesRequest: {
-        "background": _given("background"),
-        "previous_response_id": _given("previous_response_id"),
-        "conversation": lambda request: request.conversation is not None,
-        "prompt": lambda request: request.prompt is not None,
+        **_given("background", "previous_response_id"),
+        **_not_none("conversation", "prompt"),
         "truncation": lambda request: request.truncation == "auto",
         "n": lambda request: request.n not in (None, 1),
     },
 }
-_TEXTS = frozenset(
-    ("suffix", "image_data", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "bad_words")
-)  # what somebody wrote is not told
+_TEXTS = frozenset((
+    "suffix", "image_data", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "bad_words",
+    "chat_template", "structural_tag", "stop_regex", "custom_logit_processor", "lora_path",
+))  # what somebody wrote is not told  # fmt: skip
 _HINTS = {
     "functions": " Use `tools`.",
     "function_call": " Use `tool_choice`.",
@@ -66,10 +78,12 @@ _HINTS = {
     "guided_grammar": " Use `structured_outputs` or `ebnf`.",
     "allowed_token_ids": " Use `logit_bias`, `regex` or `ebnf`.",
     "bad_words": " Use `logit_bias`.",
+    "prompt_logprobs": " Use `echo` and `logprobs` of /v1/completions, or /generate.",
+    "add_generation_prompt": " Use `continue_final_message`.",
 }
 
 
-def refuse_unsupported(request: Refusable) -> None:
+def refuse_unsupported(request: Refusable, names: Names | None = None) -> None:
     """InvalidArgument (unsupported_value) for the first field that asks for what this server does not do."""
     for name, asked in _REFUSED[type(request)].items():
         if asked(request):
@@ -77,5 +91,5 @@ def refuse_unsupported(request: Refusable) -> None:
             told = f"a string of {len(value)}" if name in _TEXTS and isinstance(value, str) else shown(value)
             raise InvalidArgument(
                 f"This server does not support '{name}': {told}.{_HINTS.get(name, '')}",
-                field=name, code="unsupported_value",
+                field=name if names is None else names.path(name), code="unsupported_value",
             )  # fmt: skip

@@ -278,6 +278,8 @@ def test_generate_streams_a_list(gateway: RunningGateway) -> None:
         ({"text": ["a"] * 2, "sampling_params": [{}, {"json_schema": "{}", "regex": "a"}]}, "sampling_params[1].regex"),
         ({"text": "a", "return_logprob": [True, False]}, "return_logprob"),
         ({"text": "a", "token_ids_logprob": [1]}, "token_ids_logprob"),
+        ({"text": "a", "sampling_params": {"stop_regex": "a+"}}, "sampling_params.stop_regex"),
+        ({"text": ["a"] * 2, "sampling_params": [{}, {"no_stop_trim": True}]}, "sampling_params[1].no_stop_trim"),
         ({"input_ids": [1, "a"]}, "input_ids[1]"),
         ({"input_ids": [1, [2]]}, "input_ids"),
         ({"input_ids": [10**6]}, "input_ids"),

@@ -384,6 +384,11 @@ def test_whole_numbers_of_any_size_reach_the_template(client: openai.OpenAI) -> 
         ({"guided_choice": ["a"]}, "unsupported_value", "guided_choice"),
         ({"allowed_token_ids": [1]}, "unsupported_value", "allowed_token_ids"),
         ({"use_beam_search": True}, "unsupported_value", "use_beam_search"),
+        ({"no_stop_trim": True}, "unsupported_value", "no_stop_trim"),
+        ({"prompt_logprobs": 0}, "unsupported_value", "prompt_logprobs"),
+        ({"add_generation_prompt": False}, "unsupported_value", "add_generation_prompt"),
+        ({"response_format": {"type": "structural_tag"}}, "unsupported_value", "response_format.type"),
+        ({"structured_outputs": {}}, "invalid_value", "structured_outputs"),
         ({"top_logprobs": 2}, "invalid_value", "top_logprobs"),
     ],
 )  # fmt: skip

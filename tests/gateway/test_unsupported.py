@@ -1,0 +1,43 @@
+"""What is not done here is refused, and nothing else is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.field_names import Names
+from gateway.schemas import ChatCompletionRequest, CompletionRequest, GenerateRequest, SglangSampling
+from gateway.unsupported import refuse_unsupported
+from outrider.errors import InvalidArgument
+
+CHAT: dict[str, Any] = {"messages": []}
+NEUTRAL: list[tuple[type, dict[str, Any]]] = [
+    (ChatCompletionRequest, {**CHAT, "add_generation_prompt": True, "echo": False, "add_special_tokens": False}),
+    (ChatCompletionRequest, {**CHAT, "modalities": ["text"], "documents": [], "chat_template": None}),
+    (CompletionRequest, {"prompt": "a", "add_special_tokens": True, "suffix": "", "n": 2, "best_of": 2}),
+    (GenerateRequest, {"image_data": [], "return_hidden_states": False}),
+    (SglangSampling, {"no_stop_trim": False, "stop_regex": None}),
+]
+ASKING: list[tuple[type, dict[str, Any]]] = [
+    (ChatCompletionRequest, {**CHAT, "documents": [{"text": "a"}]}),
+    (ChatCompletionRequest, {**CHAT, "add_special_tokens": True}),
+    (ChatCompletionRequest, {**CHAT, "truncate_prompt_tokens": -1}),
+    (CompletionRequest, {"prompt": "a", "add_special_tokens": False}),
+    (CompletionRequest, {"prompt": "a", "lora_path": "secret"}),
+    (GenerateRequest, {"return_hidden_states": True}),
+    (SglangSampling, {"stop_regex": "secret"}),
+]
+
+
+@pytest.mark.parametrize(("kind", "fields"), NEUTRAL)
+def test_fields_that_ask_for_nothing_are_taken(kind: type, fields: dict[str, Any]) -> None:
+    refuse_unsupported(kind(**fields))
+
+
+@pytest.mark.parametrize(("kind", "fields"), ASKING)
+def test_fields_that_ask_for_more_are_named_and_texts_not_told(kind: type, fields: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        refuse_unsupported(kind(**fields), Names(inside="here."))
+    assert refused.value.field == f"here.{[*fields][-1]}"
+    assert "secret" not in refused.value.message
