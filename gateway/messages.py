@@ -50,12 +50,13 @@ def _to_template(message: Message, path: str) -> dict[str, Any]:
 def _content(message: Message, path: str) -> str:
     content = message.content
     if content is None:
-        if message.role == "assistant" and (message.tool_calls or message.refusal is not None):
+        beside = message.refusal is not None or message.reasoning_content is not None
+        if message.role == "assistant" and (message.tool_calls or beside):
             return message.refusal or ""
         raise missing(f"{path}.content")
     if isinstance(content, str):
         return content
-    if not content:
+    if not content and message.role != "tool":  # which may have nothing to say
         raise InvalidArgument("Content must have a part.", field=f"{path}.content", code="empty_array")
     return text_of(content, f"{path}.content")
 

@@ -171,7 +171,7 @@ def _format(body: ResponsesRequest) -> ResponseFormat | None:
         if given.schema is None:
             raise missing("text.format.schema")
         return ResponseFormat(type="json_schema", json_schema=JsonSchema(schema=given.schema, strict=given.strict))
-    return ResponseFormat(type=given.type)
+    return ResponseFormat(type=given.type, schema=given.schema)
 
 
 def _tools(tools: Sequence[ResponsesTool] | None) -> list[Tool] | None:

@@ -150,6 +150,7 @@ class OpenAIFields(SamplingFields, kw_only=True):
     lora_path: Any = None
     truncate_prompt_tokens: Any = None
     prompt_logprobs: Any = None
+    grammar: Any = None
     add_special_tokens: bool | None = None
     return_hidden_states: bool | None = None
 

@@ -32,7 +32,7 @@ _OF_OTHERS = {
     **_given(
         "guided_json", "guided_regex", "guided_choice", "guided_grammar", "allowed_token_ids", "bad_words",
         "include_stop_str_in_output", "no_stop_trim", "stop_regex", "use_beam_search", "logits_processors",
-        "custom_logit_processor", "lora_path", "return_hidden_states",
+        "custom_logit_processor", "lora_path", "return_hidden_states", "grammar",
     ),
     **_not_none("truncate_prompt_tokens", "prompt_logprobs"),
 }  # fmt: skip
@@ -66,7 +66,7 @@ _REFUSED: dict[type, dict[str, Asked]] = {
 }
 _TEXTS = frozenset((
     "suffix", "image_data", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "bad_words",
-    "chat_template", "structural_tag", "stop_regex", "custom_logit_processor", "lora_path",
+    "chat_template", "structural_tag", "grammar", "stop_regex", "custom_logit_processor", "lora_path",
 ))  # what somebody wrote is not told  # fmt: skip
 _HINTS = {
     "functions": " Use `tools`.",
@@ -76,6 +76,7 @@ _HINTS = {
     "guided_regex": " Use `structured_outputs` or `regex`.",
     "guided_choice": " Use `structured_outputs`.",
     "guided_grammar": " Use `structured_outputs` or `ebnf`.",
+    "grammar": " Use `ebnf`.",
     "allowed_token_ids": " Use `logit_bias`, `regex` or `ebnf`.",
     "bad_words": " Use `logit_bias`.",
     "prompt_logprobs": " Use `echo` and `logprobs` of /v1/completions, or /generate.",

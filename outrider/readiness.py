@@ -20,7 +20,8 @@ from outrider.v1 import draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc
 _FIRST_RETRY_S = 0.05
 _LAST_RETRY_S = 0.5
 _CALL_TIMEOUT_S = 10.0
-_GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)  # it ended meanwhile; the next one is asked again
+# It ended meanwhile, and the next one is asked again; or it stood still.
+_GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED)
 # A child that starts is looked for often; outrider.rpc's back-off suits lost peers.
 _PROBE_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 50), ("grpc.max_reconnect_backoff_ms", 200), NO_RETRIES, NO_PROXY,
@@ -100,12 +101,20 @@ def any_certificate() -> ssl.SSLContext:
 
 
 async def model_name(address: str, metadata: Metadata = ()) -> str:
-    """The gateway's default name for the model that the verify service at `address` serves."""
-    async with _probe(address) as channel:
-        info = await verify_pb2_grpc.VerifyServiceStub(channel).GetServerInfo(
-            verify_pb2.VerifyServiceGetServerInfoRequest(), timeout=_CALL_TIMEOUT_S, metadata=metadata
-        )
-    return default_model_name(info)
+    """The gateway's default name for the model that the verify service at `address` serves; asks until it answers."""
+    request = verify_pb2.VerifyServiceGetServerInfoRequest()
+    async for _ in _retries():
+        async with _probe(address) as channel:
+            try:
+                info = await verify_pb2_grpc.VerifyServiceStub(channel).GetServerInfo(
+                    request, timeout=_CALL_TIMEOUT_S, metadata=metadata
+                )
+            except grpc.aio.AioRpcError as error:
+                if error.code() not in _GONE:
+                    raise
+            else:
+                return default_model_name(info)
+    raise AssertionError("retries have no end")
 
 
 def _probe(address: str) -> grpc.aio.Channel:

@@ -104,8 +104,10 @@ class MultiLayerDrafter(HeadDrafter[StagedState]):
 
     def _words(self, state: StagedState, stage: int, first: int, stop: int) -> Ids:
         """Tokens of rows first..stop-1, as far as committed, and then as drafted by the stages before."""
-        committed = state.session.tokens[first + 1 + stage : stop + 1 + stage]
-        drafted = np.array(state.drafted, np.int32)[: stop - first - len(committed)]
+        tokens = state.session.tokens
+        committed = tokens[first + 1 + stage : stop + 1 + stage]
+        later = max(0, first + 1 + stage - len(tokens))  # drafts before those rows': of prompts shorter than stages
+        drafted = np.array(state.drafted, np.int32)[later : later + stop - first - len(committed)]
         return np.concatenate([committed, drafted], dtype=np.int32)
 
     def _note_tips(self, whole: Sequence[StagedState], tips: Tips) -> None:

@@ -142,6 +142,21 @@ def test_a_result_goes_back(client: openai.OpenAI, gateway: RunningGateway, toke
     )
 
 
+@pytest.mark.parametrize(
+    "turn",
+    [
+        {"role": "assistant", "content": None, "reasoning_content": "Hm."},
+        {"role": "assistant", "content": None, "refusal": ""},
+        {"role": "tool", "tool_call_id": "c", "content": []},
+    ],
+)
+def test_turns_that_say_nothing(gateway: RunningGateway, turn: dict[str, Any]) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+    messages = [*USER, {"role": "assistant", "tool_calls": [call]}, turn, *USER]
+    reply = httpx.post(f"{gateway.url}/v1/chat/completions", json={"messages": messages})
+    assert reply.status_code == 200, reply.text
+
+
 @pytest.mark.parametrize("fields", [{}, {"tools": [WEATHER], "tool_choice": "none"}])
 def test_earlier_calls_stay_where_none_may_be_made(
     client: openai.OpenAI, gateway: RunningGateway, tokenizer: Tokenizer, fields: Any

@@ -6,12 +6,15 @@ import asyncio
 import contextlib
 import gc
 from pathlib import Path
+from typing import Any, ClassVar
 
+import grpc
 import pytest
 
 from outrider.launcher import choose_port
-from outrider.readiness import wait_healthy, wait_serving
+from outrider.readiness import model_name, wait_healthy, wait_serving
 from outrider.rpc import add_health_and_reflection, bind, create_server, set_serving
+from outrider.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from tests.leaving_peer import leaving_peer
 
 
@@ -48,6 +51,26 @@ async def test_a_leaving_server_is_asked_again_after_a_pause_only(
         with pytest.raises(InterruptedError):
             await wait_serving(f"unix:{tmp_path}/a.sock")
     assert peer.calls == [1]
+
+
+@pytest.mark.asyncio
+async def test_the_models_name_is_asked_for_until_it_is_said(tmp_path: Path) -> None:
+    class Verify(verify_pb2_grpc.VerifyServiceServicer):
+        failures: ClassVar = [grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE]
+
+        async def GetServerInfo(self, request: Any, context: Any) -> verify_pb2.VerifyServiceGetServerInfoResponse:
+            if self.failures:
+                await context.abort(self.failures.pop(), "")
+            return verify_pb2.VerifyServiceGetServerInfoResponse(model=common_pb2.ModelInfo(model_path="/models/a"))
+
+    server = create_server()
+    verify_pb2_grpc.add_VerifyServiceServicer_to_server(Verify(), server)
+    bind(server, f"unix:{tmp_path}/a.sock")
+    await server.start()
+    try:
+        assert await model_name(f"unix:{tmp_path}/a.sock") == "a"
+    finally:
+        await server.stop(0)
 
 
 @pytest.mark.asyncio
