@@ -53,7 +53,7 @@ class Placement:
         """The calling thread may use every core, whatever the others do."""
         if self._core is not None:
             self._roaming.add(threading.get_native_id())
-            os.sched_setaffinity(0, self._allowed)
+            keep_to([threading.get_native_id()], self._allowed)
 
     def step(self, sessions: int, *, drafts: bool) -> None:
         """Places threads for a step in which so many sessions ran; drafts: trees of theirs were verified, or made."""

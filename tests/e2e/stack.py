@@ -32,6 +32,7 @@ class Process:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            errors="replace",
             env=os.environ | (env or {}),
             start_new_session=True,
         )
