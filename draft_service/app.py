@@ -101,7 +101,6 @@ def load(args: DraftArgs) -> Loaded:
     from draft_service.planners import make_copier, make_planner
 
     placement = Placement(args.core)  # first: a large model takes minutes
-    tracing = tracing_of(args, "draft")
     wanted = (
         f"--max-sessions {args.max_sessions}, --draft-max-total-tokens {args.draft_max_total_tokens}, "
         f"--speculative-ngram-capacity {args.speculative_ngram_capacity}"
@@ -114,6 +113,7 @@ def load(args: DraftArgs) -> Loaded:
             drafter.warm_up()
         planner = make_planner(args, drafter)
         copier = make_copier(args, drafter)
+        tracing = tracing_of(args, "draft")  # last: it has a thread
     except BaseException:
         drafter.close_down()
         raise

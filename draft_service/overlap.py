@@ -106,7 +106,8 @@ class OverlapRule:
                 return
             best = self._preferred
             if all(self._seconds.values()):
-                best = max((True, False), key=lambda on: self._tokens[on] / statistics.median(self._seconds[on]))
+                round_s = {on: max(1e-9, statistics.median(seconds)) for on, seconds in self._seconds.items()}
+                best = max((True, False), key=lambda on: self._tokens[on] / round_s[on])
             self._conclude(best)
         else:
             self._turns, self._left, self._hopeless = self.TURNS, self.WINDOW, 0

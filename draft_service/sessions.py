@@ -263,7 +263,7 @@ class SessionTable:
             return
         session.commit(tokens)
         session.node_budget = verdict.node_budget if verdict.HasField("node_budget") else None
-        session.following = verdict.next
+        session.following.CopyFrom(verdict.next)  # the message itself would keep its whole frame alive
         copied = False
         for credit in verdict.credits:
             sent = session.sent.get(credit.proposal_id)

@@ -167,10 +167,11 @@ class RadixCache:
         assert node.parent is not None
         cut = num_pages * self._page_size
         upper = Node(
-            node.tokens[:cut], node.pages[:num_pages], node.parent, node.key, locks=node.locks, last_used=node.last_used
-        )
+            _part(node.tokens[:cut]), _part(node.pages[:num_pages]), node.parent, node.key, locks=node.locks,
+            last_used=node.last_used,
+        )  # fmt: skip
         node.parent.children[node.key] = upper
-        node.tokens, node.pages, node.parent = node.tokens[cut:], node.pages[num_pages:], upper
+        node.tokens, node.pages, node.parent = _part(node.tokens[cut:]), _part(node.pages[num_pages:]), upper
         node.key = self._key(node.tokens, 0)
         upper.children[node.key] = node
         return upper
@@ -183,7 +184,7 @@ class RadixCache:
         self._pool.free(leaf.pages[kept:])
         self.num_pages -= count
         if kept:
-            leaf.tokens, leaf.pages = leaf.tokens[: kept * self._page_size], leaf.pages[:kept]
+            leaf.tokens, leaf.pages = _part(leaf.tokens[: kept * self._page_size]), _part(leaf.pages[:kept])
             self._offer(leaf)
         else:
             del leaf.parent.children[leaf.key]
@@ -220,3 +221,8 @@ class RadixCache:
             path.append(node)
             node = node.parent
         return path
+
+
+def _part(view: Ids) -> Ids:
+    """A part of a node's array, copied where it would keep alive more than twice its own size."""
+    return view.copy() if isinstance(view.base, np.ndarray) and view.base.size > 2 * view.size else view

@@ -95,7 +95,8 @@ class BodyDecoder:
             log.info("ignored an unknown field", field=name)
 
 
-_OPTIONS = ("sampling_params", "speculative", "stream_options")  # objects, whose fields are looked at too
+# Objects, whose fields are looked at too.
+_OPTIONS = ("sampling_params", "speculative", "stream_options", "response_format", "structured_outputs")
 
 
 def _unknown_fields(fields: dict[str, Any], kind: type[msgspec.Struct]) -> Iterator[str]:

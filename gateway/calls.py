@@ -91,9 +91,9 @@ class _CallAlone:
         except grpc.aio.AioRpcError as error:
             raise failure_of_rpc(error) from error
         except asyncio.CancelledError:  # what grpc.aio says of a call that we ended, too
-            if self._error is None or is_cancelled():
+            if is_cancelled():
                 raise
-            raise self._error from None
+            raise self._error or Broken("the connection was closed") from None
         return [response] if isinstance(response, verify_pb2.GenerateResponse) else []
 
     def close(self, error: Exception | None = None) -> None:

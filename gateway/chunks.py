@@ -124,7 +124,9 @@ class ChatChunks(Chunks):
         if delta.choice not in self._begun:
             if not (parts or extension or finish_reason):
                 return b""  # what it begins with is not known yet
-            made.append(self._opening(delta.choice, parts))
+            made.append(
+                self._opening(delta.choice, isinstance(parts[0], Content) if parts else finish_reason is not None)
+            )
         bodies = [_delta_of(part, call_ids) for part in parts]
         if extension and not bodies:
             bodies.append(b"{}")
@@ -135,14 +137,14 @@ class ChatChunks(Chunks):
             made.append(self._event(self._choice(delta.choice, b"{}", _encode(finish_reason))))
         return b"".join(made)
 
-    def _opening(self, index: int, parts: Sequence[Part]) -> bytes:
-        """The role; content is null, as OpenAI has it, where a call comes first."""
+    def _opening(self, index: int, has_text: bool) -> bytes:
+        """The role; content is null, as OpenAI has it, where calls may be all there is."""
         self._begun.add(index)
         if self._text_only:
             choice = _chat_choice(index, b'{"content":%b}' % _TEXT, b"null", b"null")
             before, _, after = self._event(choice).rpartition(_TEXT)
             self._frames[index] = before, after
-        content = b"null" if parts and isinstance(parts[0], CallBegin) else b'""'
+        content = b'""' if has_text else b"null"
         return self._event(_chat_choice(index, b'{"role":"assistant","content":%b}' % content, b"null", b"null"))
 
     def _choice(self, index: int, delta: bytes, finish_reason: bytes) -> bytes:

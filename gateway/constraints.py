@@ -18,7 +18,7 @@ from outrider.v1 import common_pb2
 from outrider.wire import JSON_STYLE, MAX_GRAMMAR_BYTES
 
 _KINDS = ("json_schema", "regex", "ebnf")
-_BESIDE = ("regex", "ebnf")  # fields of SGLang's that stand beside OpenAI's `response_format`
+_BESIDE = _KINDS  # fields of SGLang's that stand beside OpenAI's `response_format`
 _FIELDS = (*_BESIDE, "structured_outputs", "response_format")
 
 
@@ -34,7 +34,7 @@ def of_response_format(given: ResponseFormat | None) -> common_pb2.Grammar | Non
             field="response_format.type", code="invalid_value",
         )  # fmt: skip
     asked, field = given.json_schema, "response_format.json_schema.schema"
-    if given.schema is not None:
+    if given.schema or (given.schema is not None and given.type == "json_schema"):  # an empty one is any object
         if asked is not None:
             raise InvalidArgument(
                 "Only one of json_schema and schema may be given.", field="response_format.schema", code="invalid_value"
@@ -90,11 +90,9 @@ def _asked(given: StructuredOutputs | None) -> dict[str, Any]:
 
 
 def of_openai(fields: OpenAIFields) -> common_pb2.Grammar | None:
-    """The grammar of `response_format`, of SGLang's `regex` or `ebnf`, or of vLLM's `structured_outputs`, of which one
-    may be given."""
-    asked = {
-        name: common_pb2.Grammar(**{name: value}) for name in _BESIDE if (value := getattr(fields, name)) is not None
-    }
+    """The grammar of `response_format`, of SGLang's `json_schema`, `regex` or `ebnf`, or of vLLM's
+    `structured_outputs`, of which one may be given."""
+    asked = {name: _of_kind(name, value, name) for name in _BESIDE if (value := getattr(fields, name)) is not None}
     asked |= {
         "structured_outputs": of_structured_outputs(fields.structured_outputs),
         "response_format": of_response_format(fields.response_format),
@@ -162,9 +160,14 @@ def of_sglang(params: SglangSampling, names: Names) -> common_pb2.Grammar | None
         raise InvalidArgument(
             f"Only one of {', '.join(given)} may be given.", field=names.path([*given][1]), code="invalid_value"
         )
-    if params.json_schema is not None:
-        return _of_schema_text(params.json_schema, names.path("json_schema"))
-    return common_pb2.Grammar(**given) if given else None
+    return next((_of_kind(kind, value, names.path(kind)) for kind, value in given.items()), None)
+
+
+def _of_kind(kind: str, value: str, field: str) -> common_pb2.Grammar:
+    """The grammar of one of _KINDS."""
+    if kind == "json_schema":
+        return _of_schema_text(value, field)
+    return common_pb2.Grammar(regex=value) if kind == "regex" else common_pb2.Grammar(ebnf=value)
 
 
 def _of_schema_text(text: str, field: str) -> common_pb2.Grammar:

@@ -39,9 +39,10 @@ def _to_template(message: Message, path: str) -> dict[str, Any]:
         )  # fmt: skip
     made: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role}
     made["content"] = _content(message, path)
-    for name in ("name", "tool_call_id", "reasoning_content"):
-        if (value := getattr(message, name)) is not None:
-            made[name] = value
+    beside = {
+        "name": message.name, "tool_call_id": message.tool_call_id, "reasoning_content": _reasoning(message),
+    }  # fmt: skip
+    made |= {name: value for name, value in beside.items() if value is not None}
     if message.tool_calls:
         made["tool_calls"] = [_tool_call(call) for call in message.tool_calls]
     return made
@@ -50,7 +51,7 @@ def _to_template(message: Message, path: str) -> dict[str, Any]:
 def _content(message: Message, path: str) -> str:
     content = message.content
     if content is None:
-        beside = message.refusal is not None or message.reasoning_content is not None
+        beside = message.refusal is not None or _reasoning(message) is not None
         if message.role == "assistant" and (message.tool_calls or beside):
             return message.refusal or ""
         raise missing(f"{path}.content")
@@ -59,6 +60,10 @@ def _content(message: Message, path: str) -> str:
     if not content and message.role != "tool":  # which may have nothing to say
         raise InvalidArgument("Content must have a part.", field=f"{path}.content", code="empty_array")
     return text_of(content, f"{path}.content")
+
+
+def _reasoning(message: Message) -> str | None:
+    return message.reasoning if message.reasoning_content is None else message.reasoning_content
 
 
 def text_of(parts: list[ContentPart], path: str) -> str:

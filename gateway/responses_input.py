@@ -157,7 +157,8 @@ def _output(item: InputItem, path: str) -> Message:
         raise missing(f"{path}.call_id")
     if item.output is None:
         raise missing(f"{path}.output")
-    return Message(role="tool", tool_call_id=item.call_id, content=_content(item.output, f"{path}.output"))
+    content = _content(item.output, f"{path}.output") if item.output else ""
+    return Message(role="tool", tool_call_id=item.call_id, content=content)
 
 
 # ---- Settings

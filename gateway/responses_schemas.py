@@ -8,7 +8,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from gateway.logprobs import TokenLogprob
 from gateway.responses import SpeculationUsage, Usage
-from gateway.schemas import Count, Metadata, Role, SamplingFields, TopLogprobs
+from gateway.schemas import Count, Metadata, RefusedFields, Role, TopLogprobs
 from gateway.tool_schemas import MAX_TOOLS, FunctionName
 
 # ---- The request
@@ -97,7 +97,7 @@ class ResponsesStreamOptions(Struct, kw_only=True):
     include_obfuscation: bool | None = None
 
 
-class ResponsesRequest(SamplingFields, kw_only=True):
+class ResponsesRequest(RefusedFields, kw_only=True):
     """The body. Nothing is stored: what refers to an earlier response is refused."""
 
     input: str | Annotated[list[InputItem], Meta(min_length=1, max_length=4096)]
@@ -118,8 +118,16 @@ class ResponsesRequest(SamplingFields, kw_only=True):
 
     background: bool | None = None
     previous_response_id: str | None = None
+    previous_response: Any = None
+    previous_input_messages: Any = None
     conversation: Any = None
     prompt: Any = None
+    moderation: Any = None
+    response_format: Any = None
+    structured_outputs: Any = None
+    json_schema: Any = None
+    regex: Any = None
+    ebnf: Any = None
     max_tool_calls: Count | None = None
 
     user: str | None = None

@@ -113,15 +113,42 @@ class StructuredOutputs(Struct, kw_only=True):
     structural_tag: Any = None
 
 
-class OpenAIFields(SamplingFields, kw_only=True):
-    """What chat and plain completions share beyond sampling.
+class RefusedFields(SamplingFields, kw_only=True):
+    """What vLLM and SGLang know beside these, and is refused here (unsupported.py): answers without it are wrong."""
 
-    Of the last two blocks one is accepted and has no effect; the other is refused: answers without it are wrong.
-    """
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    grammar: Any = None
+    allowed_token_ids: Any = None
+    bad_words: Any = None
+    include_stop_str_in_output: bool | None = None
+    no_stop_trim: bool | None = None
+    stop_regex: Any = None
+    use_beam_search: bool | None = None
+    repetition_detection: Any = None
+    logits_processors: Any = None
+    custom_logit_processor: Any = None
+    lora_path: Any = None
+    session_params: Any = None
+    prompt_embeds: Any = None
+    truncate_prompt_tokens: Any = None
+    prompt_logprobs: Any = None
+    add_special_tokens: bool | None = None
+    include_reasoning: bool | None = None
+    thinking_token_budget: Any = None
+    max_thinking_tokens: Any = None
+    return_hidden_states: Any = None
+
+
+class OpenAIFields(RefusedFields, kw_only=True):
+    """What chat and plain completions share beyond sampling; the last block is accepted and has no effect."""
 
     model: str | None = None
     max_tokens: Count | None = None
     response_format: ResponseFormat | None = None
+    json_schema: str | None = None
     regex: str | None = None
     ebnf: str | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -134,25 +161,6 @@ class OpenAIFields(SamplingFields, kw_only=True):
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    allowed_token_ids: Any = None
-    bad_words: Any = None
-    include_stop_str_in_output: bool | None = None
-    no_stop_trim: bool | None = None
-    stop_regex: Any = None
-    use_beam_search: bool | None = None
-    logits_processors: Any = None
-    custom_logit_processor: Any = None
-    lora_path: Any = None
-    truncate_prompt_tokens: Any = None
-    prompt_logprobs: Any = None
-    grammar: Any = None
-    add_special_tokens: bool | None = None
-    return_hidden_states: bool | None = None
 
 
 class ContentPart(Struct, kw_only=True):
@@ -177,6 +185,7 @@ class Message(Struct, kw_only=True):
     function_call: dict[str, Any] | None = None  # before there were tool_calls; refused
     refusal: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None  # vLLM's newer name of it
 
 
 class Prediction(Struct, kw_only=True):
@@ -210,6 +219,7 @@ class ChatCompletionRequest(OpenAIFields, kw_only=True):
     web_search_options: dict[str, Any] | None = None
     chat_template: Any = None
     documents: Any = None
+    input_ids: Any = None
     echo: bool | None = None
     add_generation_prompt: bool | None = None
 
@@ -273,7 +283,10 @@ class GenerateRequest(Struct, kw_only=True):
     return_text_in_logprobs: bool | None = None
     token_ids_logprob: Any = None
     image_data: Any = None
+    audio_data: Any = None
+    video_data: Any = None
     input_embeds: Any = None
     lora_path: Any = None
+    session_params: Any = None
     custom_logit_processor: Any = None
-    return_hidden_states: bool | None = None
+    return_hidden_states: Any = None

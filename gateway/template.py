@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from outrider import template_worker
 from outrider.errors import InvalidArgument, OutriderError, StartupError, Unavailable
@@ -27,6 +29,8 @@ from outrider.template_worker import (
 )
 from outrider.text_files import DEFAULT, TOOL_USE, find_templates, token_variables
 
+WorkT = TypeVar("WorkT")
+
 log = get_logger(__name__)
 
 NUM_WORKERS = 2
@@ -39,8 +43,8 @@ _SELF_TEST_TOOL = {
 _SELF_TEST_CHARS = 2**20
 
 
-class TemplateTimeout(OutriderError):
-    """A render took too long; its worker is gone."""
+class TemplateFailed(OutriderError):
+    """A render took too long, or ended its worker otherwise."""
 
     http_status = 500
     final = True
@@ -156,10 +160,8 @@ class ChatTemplate:
         context = {"messages": _SELF_TEST, "add_generation_prompt": True, **given}
         with_system = {**context, "messages": [_SELF_TEST_SYSTEM, *_SELF_TEST]}
         try:
-            worker = await self._spawn()
-            self._idle.append(worker)
-            reply = await self._ask(worker, Render(context, _SELF_TEST_CHARS))
-            answer = await self._ask(worker, Render(with_system, _SELF_TEST_CHARS))
+            reply = await self._twice(partial(self._rendered, Render(context, _SELF_TEST_CHARS)))
+            answer = await self._twice(partial(self._rendered, Render(with_system, _SELF_TEST_CHARS)))
             self.takes_system = isinstance(answer, Rendered) and _SELF_TEST_SYSTEM["content"] in answer.text
         except OutriderError as error:
             raise StartupError(f"the chat template does not work: {error.message}", code="template_error") from error
@@ -174,14 +176,19 @@ class ChatTemplate:
     async def render(self, context: dict[str, Any], max_chars: int) -> str:
         """The conversation as text. InvalidArgument when the template refuses it, RenderTooLong past `max_chars`."""
         async with self._slots:
-            try:
-                reply = await self._rendered(Render(context, max_chars))
-            except WorkerLost:
-                reply = await self._rendered(Render(context, max_chars))
+            reply = await self._twice(partial(self._rendered, Render(context, max_chars)))
         if isinstance(reply, Rendered):
             return reply.text
         assert isinstance(reply, Failed)
         raise _failure(reply)
+
+    @staticmethod
+    async def _twice(work: Callable[[], Awaitable[WorkT]]) -> WorkT:
+        """What `work` gives; it is begun once more where its worker is lost."""
+        try:
+            return await work()
+        except WorkerLost:
+            return await work()
 
     async def _rendered(self, request: Render) -> Reply:
         worker = await self._take()
@@ -219,8 +226,8 @@ class ChatTemplate:
     async def _ask(self, worker: _Worker, request: Load | Render) -> Reply:
         """Asks a worker; one that fails, or is left in the middle of an exchange, is ended.
 
-        TemplateTimeout for one that has ended itself, WorkerLost for others. Its own clock comes before ours, unless
-        the process gets next to no core.
+        TemplateFailed for one that has ended itself, WorkerLost for one that was killed. Its own clock comes before
+        ours, unless the process gets next to no core.
         """
         try:
             async with asyncio.timeout(WALL_FACTOR * self.time_limit_s):
@@ -228,9 +235,10 @@ class ChatTemplate:
         except (EOFError, OSError) as error:
             await worker.kill()
             log.error("a chat template worker ended", code=worker.process.returncode, time_limit_s=self.time_limit_s)
-            if worker.process.returncode == -OUT_OF_TIME:
-                raise TemplateTimeout("The chat template took too long.", code="template_error") from error
-            raise WorkerLost("The process that renders the chat template ended; try again.") from error
+            if worker.process.returncode in (0, -signal.SIGKILL):
+                raise WorkerLost("The process that renders the chat template was killed; try again.") from error
+            how = "took too long" if worker.process.returncode == -OUT_OF_TIME else "ended its process"
+            raise TemplateFailed(f"The chat template {how}.", code="template_error") from error
         except BaseException:
             await asyncio.shield(worker.kill())
             raise

@@ -18,8 +18,12 @@ Asked = Callable[[Any], object]
 
 
 def _given(*names: str) -> dict[str, Asked]:
-    """Fields that ask for something wherever they hold something."""
-    return {name: lambda request, name=name: getattr(request, name) for name in names}
+    """Fields that ask for something wherever they hold something; a list of nothing does not."""
+    return {name: lambda request, name=name: _holds(getattr(request, name)) for name in names}
+
+
+def _holds(value: object) -> object:
+    return any(value) if isinstance(value, list) else value
 
 
 def _not_none(*names: str) -> dict[str, Asked]:
@@ -32,16 +36,22 @@ _OF_OTHERS = {
     **_given(
         "guided_json", "guided_regex", "guided_choice", "guided_grammar", "allowed_token_ids", "bad_words",
         "include_stop_str_in_output", "no_stop_trim", "stop_regex", "use_beam_search", "logits_processors",
-        "custom_logit_processor", "lora_path", "return_hidden_states", "grammar",
+        "custom_logit_processor", "lora_path", "return_hidden_states", "grammar", "session_params", "prompt_embeds",
+        "repetition_detection",
     ),
     **_not_none("truncate_prompt_tokens", "prompt_logprobs"),
+    "include_reasoning": lambda request: request.include_reasoning is False,
+    **{
+        name: lambda request, name=name: getattr(request, name) not in (None, -1)
+        for name in ("thinking_token_budget", "max_thinking_tokens")
+    },
 }  # fmt: skip
 
 _REFUSED: dict[type, dict[str, Asked]] = {
     ChatCompletionRequest: {
         **_not_none("functions", "function_call", "audio", "web_search_options"),
         "modalities": lambda request: request.modalities is not None and request.modalities != ["text"],
-        **_given("chat_template", "documents", "echo", "add_special_tokens"),
+        **_given("chat_template", "documents", "echo", "input_ids", "add_special_tokens"),
         "add_generation_prompt": lambda request: request.add_generation_prompt is False,
         **_OF_OTHERS,
     },
@@ -52,23 +62,44 @@ _REFUSED: dict[type, dict[str, Asked]] = {
         **_OF_OTHERS,
     },
     GenerateRequest: _given(
-        "token_ids_logprob", "image_data", "input_embeds", "lora_path", "custom_logit_processor", "return_hidden_states"
+        "token_ids_logprob",
+        "image_data",
+        "audio_data",
+        "video_data",
+        "input_embeds",
+        "lora_path",
+        "session_params",
+        "custom_logit_processor",
+        "return_hidden_states",
     ),
     SglangSampling: _given(
         "structural_tag", "stop_regex", "no_stop_trim", "include_stop_str_in_output", "allowed_token_ids", "bad_words"
     ),
     ResponsesRequest: {
-        **_given("background", "previous_response_id"),
-        **_not_none("conversation", "prompt"),
+        **_given(
+            "background",
+            "previous_response_id",
+            "previous_response",
+            "previous_input_messages",
+            "structured_outputs",
+            "json_schema",
+            "regex",
+            "ebnf",
+            "moderation",
+        ),
+        **_not_none("conversation", "prompt", "response_format"),
         "truncation": lambda request: request.truncation == "auto",
         "n": lambda request: request.n not in (None, 1),
+        **_OF_OTHERS,
     },
 }
 _TEXTS = frozenset((
     "suffix", "image_data", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "bad_words",
-    "chat_template", "structural_tag", "grammar", "stop_regex", "custom_logit_processor", "lora_path",
+    "chat_template", "structural_tag", "json_schema", "regex", "ebnf", "grammar", "stop_regex",
+    "custom_logit_processor", "lora_path",
 ))  # what somebody wrote is not told  # fmt: skip
 _HINTS = {
+    "response_format": " Use `text.format`.",
     "functions": " Use `tools`.",
     "function_call": " Use `tool_choice`.",
     "token_ids_logprob": " Use `top_logprobs_num`.",

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-import httpx
 import openai
 from openai.types.chat import ChatCompletionChunk, ChatCompletionMessageParam
 
@@ -212,9 +211,6 @@ def _turn(
         return 130
     except openai.APIError as error:
         print(f"outrider chat: {shown_text(_tls_failure(error) or error.message)}", file=sys.stderr)
-        return 1
-    except httpx.HTTPError as error:  # in the middle of an answer; newer clients make it one of theirs
-        print(f"outrider chat: {shown_text(str(error))}", file=sys.stderr)
         return 1
     except _NOT_UNDERSTOOD as error:
         print(f"outrider chat: {args.url} answers what no chat server does: {error!r}", file=sys.stderr)

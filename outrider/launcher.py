@@ -125,7 +125,9 @@ async def _serve(
         )
 
         async def report() -> None:
-            model = args.served_model_name or await model_name(verify, tokens.metadata() if tokens is not None else ())
+            model = args.served_model_name
+            if model is None:
+                model = await _within(args.startup_timeout_s, model_name(verify, tokens.metadata() if tokens else ()))
             url = f"http{'s' if args.ssl_certfile else ''}://{host_port(args.host, port)}"
             told = metrics_of(args, url, metrics)
             await when_ready(Served(url, model, supervisor.stop, verify, args.grpc_address, told))
@@ -135,6 +137,14 @@ async def _serve(
         except PartFailed as failure:
             to_stderr(f"outrider serve: {failure}\n".encode())
             return failure.exit_code
+
+
+async def _within(timeout_s: float, asked: Awaitable[str]) -> str:
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await asked
+    except TimeoutError:
+        raise StartupError(f"verify did not say within {timeout_s:g} s which model it has") from None
 
 
 async def features_of(args: ServeArgs, command: CommandOf = command_of) -> str:

@@ -5,6 +5,7 @@ Knows nothing of what is rendered. The gateway has the same for its event loop; 
 
 from __future__ import annotations
 
+import signal
 import socket
 import subprocess
 import weakref
@@ -13,15 +14,29 @@ from typing import Any, Final
 
 from outrider import template_worker
 from outrider.errors import StartupError
-from outrider.template_worker import TIME_LIMIT_S, WALL_FACTOR, Failed, Load, Loaded, Render, Rendered, Reply, frame
+from outrider.template_worker import (
+    OUT_OF_TIME,
+    TIME_LIMIT_S,
+    WALL_FACTOR,
+    Failed,
+    Load,
+    Loaded,
+    Render,
+    Rendered,
+    Reply,
+    frame,
+)
 
 # Far above the longest context, far below the memory that the process may take.
 MAX_CHARS: Final = 2**23
-_ENDED: Final = f"it took more than {TIME_LIMIT_S:g} seconds or too much memory"
 
 
 class Refused(StartupError):
     """The template does not take this conversation; it may take others."""
+
+
+class _Killed(StartupError):
+    """Somebody ended the process, which is not the template's doing."""
 
 
 class TemplateProcess:
@@ -63,7 +78,10 @@ class TemplateProcess:
         if worker is None or not worker.is_alive():  # whoever stops a service may end all its processes
             self.close()
             worker = self._start()
-        return self._exchange(worker, request)
+        try:
+            return self._exchange(worker, request)
+        except _Killed:
+            return self._exchange(self._start(), request)
 
     def _exchange(self, worker: _Worker, request: Load | Render) -> Reply:
         """A request's reply. Whatever else comes of it, a process in the middle of something is of no more use."""
@@ -74,7 +92,12 @@ class TemplateProcess:
             raise self._failure("it, or what it is to render, is not Unicode text") from error
         except (EOFError, OSError) as error:
             self.close()
-            raise self._failure(_ENDED) from error
+            if worker.status in (0, -signal.SIGKILL):
+                raise _Killed(f"the process that renders the chat template {self._place} was killed") from error
+            late = worker.status == -OUT_OF_TIME
+            raise self._failure(
+                f"it took more than {TIME_LIMIT_S:g} seconds" if late else "it ended its process"
+            ) from error
         except BaseException:
             self.close()
             raise
@@ -96,6 +119,11 @@ class _Worker:
         ours.settimeout(WALL_FACTOR * TIME_LIMIT_S)
         self._process, self._pipe = process, ours
         self.end = weakref.finalize(self, _end, process, ours)
+
+    @property
+    def status(self) -> int | None:
+        """How it ended, once it has."""
+        return self._process.returncode
 
     def is_alive(self) -> bool:
         """Whether nobody has ended it."""

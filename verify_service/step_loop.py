@@ -117,6 +117,7 @@ class StepLoop:
         self._stopped_by: Stop | None = None
         self.turns = Turns(self._steps(), inbox, lending)
         self._failed_steps = 0  # in a row, of those that failed for every session
+        self._failed_accounts = 0
 
     def run(self) -> None:
         """Steps until a Stop command; an error of the loop itself ends every session with it, and is raised."""
@@ -297,7 +298,17 @@ class StepLoop:
             ]
             self._responses.clear()
             self._deliver(responses)
-        if self._account is not None:
-            account, self._account = self._account, None
-            account()
+        self._settle_account()
         self._sampler.prepare(works)
+
+    def _settle_account(self) -> None:
+        """Accounts for the last step. No answer depends on that: what fails there may cost speed, and no session."""
+        account, self._account = self._account, None
+        if account is None:
+            return
+        try:
+            account()
+        except Exception as error:
+            if not self._failed_accounts:
+                log.error("a step cannot be accounted for, which is said once", exc_info=error)
+            self._failed_accounts += 1

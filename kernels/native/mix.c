@@ -13,8 +13,8 @@ typedef struct {
 } Some;
 
 /* Four vectors of bf16 values at once have the even ones of 32 dimensions in a vector, the odd ones in the next, and so
- * have their sums until in_order: two operations of 64 dimensions on the ports that multiply, where keeping their order
- * takes four. */
+ * have their sums until put_in_order: two operations of 32 dimensions on the ports that multiply, where keeping their
+ * order takes four. */
 #if defined(__AVX512F__)
 #define SPLITS(h, D) (!(h)->wide && (D) == 4)
 

@@ -15,7 +15,7 @@ RNG = np.random.default_rng(11)
 SHARED = RNG.integers(3, make.VOCAB, size=70).tolist()
 PROMPTS = [SHARED[:size] + RNG.integers(3, make.VOCAB, size=5).tolist() for size in (0, 12, 33, 65)] + [[9]]
 TREE = {"speculative_num_steps": 4, "speculative_eagle_topk": 2, "speculative_num_draft_tokens": 9}
-TOKENS = 48  # any three sessions of these need more than the tight pool has, in whatever order they begin
+TOKENS = 48  # any four sessions of these need more than the tight pool has, and so do the two longest
 TIGHT = {"max_total_tokens": 192, "context_length": 128}
 SAMPLINGS: dict[str, dict[str, Any]] = {
     "greedy": {},

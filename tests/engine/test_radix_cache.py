@@ -130,3 +130,16 @@ def test_insert_refuses_broken_pages() -> None:
     pool = PagePool(4, 2)
     with pytest.raises(ValueError, match="do not fill"):
         RadixCache(pool).insert(_ids(1, 2, 3), np.array(pool.take(1), np.int32))
+
+
+def test_what_stays_of_a_long_text_keeps_no_more_in_memory() -> None:
+    pool = PagePool(1000, 1)
+    cache = RadixCache(pool)
+    text = np.arange(900, dtype=np.int32)
+    cache.insert(text, np.array(pool.take(900), np.int32))
+    prefix = cache.match(_ids(*range(10)))
+    cache.lock(prefix)
+    cache.evict(890)
+    (node,) = cache.root.children.values()
+    assert node.tokens.tolist() == list(range(10))
+    assert all(part.base is None or part.base.size <= 20 for part in (node.tokens, node.pages))

@@ -165,6 +165,7 @@ def test_response_formats(client: openai.OpenAI, gateway: RunningGateway) -> Non
             {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}},
             common_pb2.Grammar(json_schema=json.dumps(closed, ensure_ascii=False, separators=(",", ":"))),
         ),
+        ({"type": "json_object", "schema": {}}, common_pb2.Grammar(json_object=True)),
         *(
             (
                 {"type": kind, "schema": closed},

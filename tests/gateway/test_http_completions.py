@@ -279,6 +279,7 @@ def test_generate_streams_a_list(gateway: RunningGateway) -> None:
         ({"text": "a", "return_logprob": [True, False]}, "return_logprob"),
         ({"text": "a", "token_ids_logprob": [1]}, "token_ids_logprob"),
         ({"text": "a", "sampling_params": {"stop_regex": "a+"}}, "sampling_params.stop_regex"),
+        ({"text": ["a"] * 2, "lora_path": [None, "x"]}, "lora_path"),
         ({"text": ["a"] * 2, "sampling_params": [{}, {"no_stop_trim": True}]}, "sampling_params[1].no_stop_trim"),
         ({"input_ids": [1, "a"]}, "input_ids[1]"),
         ({"input_ids": [1, [2]]}, "input_ids"),

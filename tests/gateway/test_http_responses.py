@@ -277,6 +277,7 @@ def test_a_messages_logprobs_are_its_texts(
         ({"text": {"format": {"type": "json_schema", "name": "n", "schema": DEEP}}}, "invalid_json_schema",
          "text.format.schema"),
         ({"text": {"format": {"type": "json_object", "schema": DEEP}}}, "invalid_json_schema", "text.format.schema"),
+        ({"structured_outputs": {"regex": "a"}}, "unsupported_value", "structured_outputs"),
         ({"max_output_tokens": 2**30}, "context_length_exceeded", "max_output_tokens"),
     ],
 )  # fmt: skip

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.template import ChatTemplate, TemplateTimeout, WorkerLost, _Worker
+from gateway.template import ChatTemplate, TemplateFailed, WorkerLost, _Worker
 from outrider import template_worker
 from outrider.errors import InvalidArgument, StartupError, Unavailable
 from tests.gateway.models import CHATML
@@ -116,7 +116,7 @@ async def test_an_endless_render_is_ended_and_others_go_on(loop: str) -> None:
     try:
         slow = asyncio.create_task(template.render(asking("GO"), 10_000))
         assert await template.render(asking("stay"), 10_000) == "ok"
-        with pytest.raises(TemplateTimeout) as failed:
+        with pytest.raises(TemplateFailed) as failed:
             await slow
         assert failed.value.http_status == 500
         assert await template.render(asking("again"), 10_000) == "ok"
@@ -204,6 +204,21 @@ async def test_a_render_whose_worker_is_killed_is_begun_once_more(monkeypatch: p
         with pytest.raises(WorkerLost, match="try again") as failed:
             await template.render(asking("1"), 100)
         assert failed.value.http_status == 503
+
+
+@pytest.mark.asyncio
+async def test_a_start_whose_worker_is_killed_is_begun_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed, ask = list[_Worker](), _Worker.ask
+
+    async def ask_the_dead(worker: _Worker, request: template_worker.Request) -> template_worker.Reply:
+        if not killed and isinstance(request, template_worker.Render):
+            killed.append(worker)
+            worker.process.kill()
+        return await ask(worker, request)
+
+    monkeypatch.setattr(_Worker, "ask", ask_the_dead)
+    async with with_an_idle_worker() as (_, process):
+        assert killed[0].process is not process
 
 
 @pytest.mark.asyncio

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.field_names import Names
+from gateway.responses_schemas import ResponsesRequest
 from gateway.schemas import ChatCompletionRequest, CompletionRequest, GenerateRequest, SglangSampling
 from gateway.unsupported import refuse_unsupported
 from outrider.errors import InvalidArgument
@@ -16,7 +17,9 @@ NEUTRAL: list[tuple[type, dict[str, Any]]] = [
     (ChatCompletionRequest, {**CHAT, "add_generation_prompt": True, "echo": False, "add_special_tokens": False}),
     (ChatCompletionRequest, {**CHAT, "modalities": ["text"], "documents": [], "chat_template": None}),
     (CompletionRequest, {"prompt": "a", "add_special_tokens": True, "suffix": "", "n": 2, "best_of": 2}),
-    (GenerateRequest, {"image_data": [], "return_hidden_states": False}),
+    (CompletionRequest, {"prompt": "a", "include_reasoning": True, "thinking_token_budget": -1}),
+    (GenerateRequest, {"image_data": [], "return_hidden_states": [False], "lora_path": [None, None]}),
+    (ResponsesRequest, {"input": "a", "truncation": "disabled", "background": False}),
     (SglangSampling, {"no_stop_trim": False, "stop_regex": None}),
 ]
 ASKING: list[tuple[type, dict[str, Any]]] = [
@@ -25,7 +28,12 @@ ASKING: list[tuple[type, dict[str, Any]]] = [
     (ChatCompletionRequest, {**CHAT, "truncate_prompt_tokens": -1}),
     (CompletionRequest, {"prompt": "a", "add_special_tokens": False}),
     (CompletionRequest, {"prompt": "a", "lora_path": "secret"}),
-    (GenerateRequest, {"return_hidden_states": True}),
+    (CompletionRequest, {"prompt": "a", "include_reasoning": False}),
+    (ChatCompletionRequest, {**CHAT, "thinking_token_budget": 0}),
+    (GenerateRequest, {"return_hidden_states": [False, True]}),
+    (ResponsesRequest, {"input": "a", "structured_outputs": {"regex": "a"}}),
+    (ResponsesRequest, {"input": "a", "response_format": {"type": "text"}}),
+    (ResponsesRequest, {"input": "a", "stop_regex": "secret"}),
     (SglangSampling, {"stop_regex": "secret"}),
 ]
 

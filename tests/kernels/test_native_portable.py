@@ -48,7 +48,9 @@ def why_not(build: str) -> str | None:
     if NEEDED.get(build, "") not in words:
         return f"this CPU has no{NEEDED[build]}"
     real = IN_ITS_PLACE.get(build)
-    return f"this CPU has{real}, which other tests run" if real is not None and real in words else None
+    if real is None or real not in words or (build == "avx512-dots-emulated" and " amx_tile" in words):
+        return None
+    return f"this CPU has{real}, which other tests run"
 
 
 @pytest.fixture(scope="module", params=BUILDS if IS_X86 else ["baseline"])
@@ -60,7 +62,12 @@ def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     except CannotBuild as error:
         pytest.skip(str(error))
     compiler = replace(compiler, instructions=tuple(BUILDS[request.param]))
-    target = compile_library(compiler, tmp_path_factory.mktemp("build"), request.param)
+    try:
+        target = compile_library(compiler, tmp_path_factory.mktemp("build"), request.param)
+    except CannotBuild as error:
+        if request.param in IN_ITS_PLACE:
+            raise
+        pytest.skip(str(error))  # an old compiler knows no such instructions
     return with_signatures(ctypes.CDLL(str(target)))
 
 

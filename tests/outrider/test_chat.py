@@ -5,7 +5,6 @@ import ssl
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
 from outrider import chat
@@ -199,19 +198,6 @@ def test_an_answer_that_breaks_off(fake_gateway: FakeGateway, capsys: pytest.Cap
     out, err = capsys.readouterr()
     assert out == "Hel"
     assert "the server is gone" in err
-
-
-def test_a_connection_that_breaks_off(
-    fake_gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Older clients leave it to httpx to say so."""
-
-    def breaks(*_: object, **__: object) -> None:
-        raise httpx.RemoteProtocolError("peer closed connection")
-
-    monkeypatch.setattr(chat, "ask", breaks)
-    assert chat.main(ChatArgs(url=fake_gateway.url, prompt="hi")) == 1
-    assert capsys.readouterr().err == "outrider chat: peer closed connection\n"
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from outrider.errors import StartupError
-from outrider.placement import Placement, cores_of_two
+from outrider.placement import Placement, cores_of_two, keep_to
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system places no threads")
 
@@ -83,6 +84,10 @@ stop.set()
 
 def test_threads_keep_to_a_core_and_helpers_to_others_while_few_sessions_have_drafts() -> None:
     subprocess.run([sys.executable, "-c", SCRIPT], check=True, cwd=Path(__file__).parents[2], timeout=60)
+
+
+def test_a_core_that_is_taken_from_the_process_ends_nothing() -> None:
+    keep_to([threading.get_native_id()], {100_000})
 
 
 def test_a_core_that_the_process_may_not_use_is_named() -> None:

@@ -64,7 +64,7 @@ async def test_the_models_name_is_asked_for_until_it_is_said(tmp_path: Path) -> 
             return verify_pb2.VerifyServiceGetServerInfoResponse(model=common_pb2.ModelInfo(model_path="/models/a"))
 
     server = create_server()
-    verify_pb2_grpc.add_VerifyServiceServicer_to_server(Verify(), server)
+    verify_pb2_grpc.add_VerifyServiceServicer_to_server(Verify(), server)  # pyright: ignore[reportAbstractUsage]
     bind(server, f"unix:{tmp_path}/a.sock")
     await server.start()
     try:

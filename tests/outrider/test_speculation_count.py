@@ -19,5 +19,10 @@ def test_steps_are_counted_added_and_told() -> None:
     assert SpeculationCount.from_wire(told) == whole
 
 
+def test_a_service_that_runs_for_months_is_counted() -> None:
+    count = SpeculationCount(verify_steps=2**33, accepted_histogram=[2**33])
+    assert SpeculationCount.from_wire(count.to_proto()) == count
+
+
 def test_nothing_has_no_accept_length() -> None:
     assert SpeculationCount().accept_length is None

@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from engine.batch import Segment
 from outrider.sampling import SamplingParams
@@ -236,6 +237,25 @@ def test_a_tiny_pool_preempts_again_and_again_and_no_output_changes() -> None:
     rig.check_whole()
     assert rig.loop.scheduler.num_preemptions > 5
     assert rig.runner.widest > 1
+
+
+def test_steps_that_cannot_be_accounted_for_are_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig, truth = build_rig(MODEL), Truth()
+    rig.join(random_trees(truth, VOCAB, random.Random(1)))
+    (session,) = rig.submit(request(prompt_of(10, VOCAB, 1), SamplingParams(temperature=0.0, max_tokens=30)))
+    learn(truth, rig, session)
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(rig.loop._weigher, "weigh", fail)
+    with capture_logs() as logs:
+        rig.run()
+    check_outputs(rig, session)
+    rig.check_whole()
+    assert [log["event"] for log in logs if log["log_level"] == "error"] == [
+        "a step cannot be accounted for, which is said once"
+    ]
 
 
 @pytest.mark.parametrize(("ms_of_32_rows", "most_drafted"), [(41.0, 120), (10.5, 900)])  # of 1,200
