@@ -12,8 +12,6 @@ from gateway.schemas import ChatCompletionRequest, CompletionRequest, GenerateRe
 from outrider.errors import InvalidArgument
 
 Refusable = ChatCompletionRequest | CompletionRequest | GenerateRequest | SglangSampling | ResponsesRequest
-
-
 Asked = Callable[[Any], object]
 
 
@@ -23,7 +21,7 @@ def _given(*names: str) -> dict[str, Asked]:
 
 
 def _holds(value: object) -> object:
-    return any(value) if isinstance(value, list) else value
+    return any(each is not None and each is not False for each in value) if isinstance(value, list) else value
 
 
 def _not_none(*names: str) -> dict[str, Asked]:

@@ -29,6 +29,7 @@ ASKING: list[tuple[type, dict[str, Any]]] = [
     (CompletionRequest, {"prompt": "a", "add_special_tokens": False}),
     (CompletionRequest, {"prompt": "a", "lora_path": "secret"}),
     (CompletionRequest, {"prompt": "a", "include_reasoning": False}),
+    (CompletionRequest, {"prompt": "a", "allowed_token_ids": [0]}),
     (ChatCompletionRequest, {**CHAT, "thinking_token_budget": 0}),
     (GenerateRequest, {"return_hidden_states": [False, True]}),
     (ResponsesRequest, {"input": "a", "structured_outputs": {"regex": "a"}}),
