@@ -93,9 +93,7 @@ class GrammarCompiler:
 
         InvalidArgument for what is no grammar, ResourceExhausted for one more that would have to be tried.
         """
-        with self._wanted(_source_of(grammar)) as known:
-            with self._lock:
-                self.totals.cache_hits += known.done()
+        with self._wanted(_source_of(grammar), counts=True) as known:
             compiled = asyncio.wrap_future(known)
             compiled.add_done_callback(lambda done: done.cancelled() or done.exception())  # though nobody wait any more
             return await asyncio.shield(compiled)  # others want it though this request be cancelled
@@ -120,10 +118,12 @@ class GrammarCompiler:
             threads.shutdown(wait=False, cancel_futures=True)
 
     @contextmanager
-    def _wanted(self, source: Source) -> Iterator[Future[Compiled]]:
-        """A grammar once it is known, for who waits for that within."""
+    def _wanted(self, source: Source, *, counts: bool = False) -> Iterator[Future[Compiled]]:
+        """A grammar once it is known, for who waits for that within. `counts`: one that is known already is a hit."""
         with self._lock:
-            asked = self._kept.get(source) or self._begin(source)
+            kept = self._kept.get(source)
+            self.totals.cache_hits += counts and kept is not None and kept.known.done()
+            asked = kept or self._begin(source)
             self._kept.move_to_end(source)
             asked.num_waiting += 1
         try:
