@@ -1,4 +1,4 @@
-"""How a Generate call ends before its output does: what another replica may mend, and what the client is told."""
+"""How calls end before their answer does: what another replica may mend, and what the client is told."""
 
 from __future__ import annotations
 
