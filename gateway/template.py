@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import socket
 import subprocess
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from outrider import template_worker
 from outrider.errors import InvalidArgument, OutriderError, StartupError, Unavailable
@@ -26,10 +24,9 @@ from outrider.template_worker import (
     Rendered,
     Reply,
     frame,
+    was_killed,
 )
 from outrider.text_files import DEFAULT, TOOL_USE, find_templates, token_variables
-
-WorkT = TypeVar("WorkT")
 
 log = get_logger(__name__)
 
@@ -160,8 +157,8 @@ class ChatTemplate:
         context = {"messages": _SELF_TEST, "add_generation_prompt": True, **given}
         with_system = {**context, "messages": [_SELF_TEST_SYSTEM, *_SELF_TEST]}
         try:
-            reply = await self._twice(partial(self._rendered, Render(context, _SELF_TEST_CHARS)))
-            answer = await self._twice(partial(self._rendered, Render(with_system, _SELF_TEST_CHARS)))
+            reply = await self._rendered(Render(context, _SELF_TEST_CHARS))
+            answer = await self._rendered(Render(with_system, _SELF_TEST_CHARS))
             self.takes_system = isinstance(answer, Rendered) and _SELF_TEST_SYSTEM["content"] in answer.text
         except OutriderError as error:
             raise StartupError(f"the chat template does not work: {error.message}", code="template_error") from error
@@ -176,21 +173,20 @@ class ChatTemplate:
     async def render(self, context: dict[str, Any], max_chars: int) -> str:
         """The conversation as text. InvalidArgument when the template refuses it, RenderTooLong past `max_chars`."""
         async with self._slots:
-            reply = await self._twice(partial(self._rendered, Render(context, max_chars)))
+            reply = await self._rendered(Render(context, max_chars))
         if isinstance(reply, Rendered):
             return reply.text
         assert isinstance(reply, Failed)
         raise _failure(reply)
 
-    @staticmethod
-    async def _twice(work: Callable[[], Awaitable[WorkT]]) -> WorkT:
-        """What `work` gives; it is begun once more where its worker is lost."""
-        try:
-            return await work()
-        except WorkerLost:
-            return await work()
-
     async def _rendered(self, request: Render) -> Reply:
+        """A worker's reply; where it is lost, another one's."""
+        try:
+            return await self._rendered_by_one(request)
+        except WorkerLost:
+            return await self._rendered_by_one(request)
+
+    async def _rendered_by_one(self, request: Render) -> Reply:
         worker = await self._take()
         reply = await self._ask(worker, request)
         self._idle.append(worker)
@@ -235,7 +231,7 @@ class ChatTemplate:
         except (EOFError, OSError) as error:
             await worker.kill()
             log.error("a chat template worker ended", code=worker.process.returncode, time_limit_s=self.time_limit_s)
-            if worker.process.returncode in (0, -signal.SIGKILL):
+            if was_killed(worker.process.returncode):
                 raise WorkerLost("The process that renders the chat template was killed; try again.") from error
             how = "took too long" if worker.process.returncode == -OUT_OF_TIME else "ended its process"
             raise TemplateFailed(f"The chat template {how}.", code="template_error") from error

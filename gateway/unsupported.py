@@ -60,37 +60,23 @@ _REFUSED: dict[type, dict[str, Asked]] = {
         **_OF_OTHERS,
     },
     GenerateRequest: _given(
-        "token_ids_logprob",
-        "image_data",
-        "audio_data",
-        "video_data",
-        "input_embeds",
-        "lora_path",
-        "session_params",
-        "custom_logit_processor",
-        "return_hidden_states",
+        "token_ids_logprob", "image_data", "audio_data", "video_data", "input_embeds", "lora_path", "session_params",
+        "custom_logit_processor", "return_hidden_states",
     ),
     SglangSampling: _given(
         "structural_tag", "stop_regex", "no_stop_trim", "include_stop_str_in_output", "allowed_token_ids", "bad_words"
     ),
     ResponsesRequest: {
         **_given(
-            "background",
-            "previous_response_id",
-            "previous_response",
-            "previous_input_messages",
-            "structured_outputs",
-            "json_schema",
-            "regex",
-            "ebnf",
-            "moderation",
+            "background", "previous_response_id", "previous_response", "previous_input_messages", "structured_outputs",
+            "json_schema", "regex", "ebnf", "moderation", "add_special_tokens",
         ),
         **_not_none("conversation", "prompt", "response_format"),
         "truncation": lambda request: request.truncation == "auto",
         "n": lambda request: request.n not in (None, 1),
         **_OF_OTHERS,
     },
-}
+}  # fmt: skip
 _TEXTS = frozenset((
     "suffix", "image_data", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "bad_words",
     "chat_template", "structural_tag", "json_schema", "regex", "ebnf", "grammar", "stop_regex",

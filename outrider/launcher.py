@@ -127,7 +127,9 @@ async def _serve(
         async def report() -> None:
             model = args.served_model_name
             if model is None:
-                model = await _within(args.startup_timeout_s, model_name(verify, tokens.metadata() if tokens else ()))
+                model = await _within(
+                    args.startup_timeout_s, model_name(verify, tokens.metadata() if tokens is not None else ())
+                )
             url = f"http{'s' if args.ssl_certfile else ''}://{host_port(args.host, port)}"
             told = metrics_of(args, url, metrics)
             await when_ready(Served(url, model, supervisor.stop, verify, args.grpc_address, told))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TypeVar
 
 import grpc
 import grpc.aio
@@ -16,6 +17,8 @@ from outrider.errors import StartupError
 from outrider.model_name import default_model_name
 from outrider.rpc import NO_PROXY, NO_RETRIES
 from outrider.v1 import draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc
+
+AnswerT = TypeVar("AnswerT")
 
 _FIRST_RETRY_S = 0.05
 _LAST_RETRY_S = 0.5
@@ -51,17 +54,14 @@ async def wait_enlisted(address: str, tokens: TokenFile | None) -> None:
     Raises StartupError when verify refuses it.
     """
     await wait_serving(address)
-    async for _ in _retries():
-        async with _probe(address) as channel:
-            try:
-                info = await draft_pb2_grpc.DraftServiceStub(channel).GetServerInfo(
-                    draft_pb2.DraftServiceGetServerInfoRequest(), timeout=_CALL_TIMEOUT_S,
-                    metadata=tokens.metadata() if tokens is not None else (),
-                )  # fmt: skip
-            except grpc.aio.AioRpcError as error:
-                if error.code() not in _GONE:
-                    raise
-                continue
+
+    def ask(channel: grpc.aio.Channel) -> Awaitable[draft_pb2.DraftServiceGetServerInfoResponse]:
+        return draft_pb2_grpc.DraftServiceStub(channel).GetServerInfo(
+            draft_pb2.DraftServiceGetServerInfoRequest(), timeout=_CALL_TIMEOUT_S,
+            metadata=tokens.metadata() if tokens is not None else (),
+        )  # fmt: skip
+
+    async for info in _answers(address, ask):
         states = {link.state for link in info.links}
         if draft_pb2.VERIFY_LINK_STATE_REFUSED in states:
             raise StartupError(f"verify refuses the draft service: {info.links[0].last_error}")
@@ -102,19 +102,26 @@ def any_certificate() -> ssl.SSLContext:
 
 async def model_name(address: str, metadata: Metadata = ()) -> str:
     """The gateway's default name for the model that the verify service at `address` serves; asks until it answers."""
-    request = verify_pb2.VerifyServiceGetServerInfoRequest()
+
+    def ask(channel: grpc.aio.Channel) -> Awaitable[verify_pb2.VerifyServiceGetServerInfoResponse]:
+        return verify_pb2_grpc.VerifyServiceStub(channel).GetServerInfo(
+            verify_pb2.VerifyServiceGetServerInfoRequest(), timeout=_CALL_TIMEOUT_S, metadata=metadata
+        )
+
+    return default_model_name(await anext(_answers(address, ask)))
+
+
+async def _answers(address: str, ask: Callable[[grpc.aio.Channel], Awaitable[AnswerT]]) -> AsyncIterator[AnswerT]:
+    """What the server at `address` answers each time that it is asked; it is asked again after pauses that grow."""
     async for _ in _retries():
         async with _probe(address) as channel:
             try:
-                info = await verify_pb2_grpc.VerifyServiceStub(channel).GetServerInfo(
-                    request, timeout=_CALL_TIMEOUT_S, metadata=metadata
-                )
+                answer = await ask(channel)
             except grpc.aio.AioRpcError as error:
                 if error.code() not in _GONE:
                     raise
-            else:
-                return default_model_name(info)
-    raise AssertionError("retries have no end")
+                continue
+        yield answer
 
 
 def _probe(address: str) -> grpc.aio.Channel:

@@ -218,6 +218,11 @@ def reply_of(body: bytes) -> Reply:
     return msgspec.json.decode(body, type=Reply)
 
 
+def was_killed(status: int | None) -> bool:
+    """Whether a worker that ended with this exit status was ended by others, and may be begun again."""
+    return status in (0, -signal.SIGKILL)
+
+
 def main() -> None:
     """Renders until stdin closes. OUT_OF_TIME keeps its default action: it ends the process, whatever the code does.
 

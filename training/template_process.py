@@ -5,7 +5,6 @@ Knows nothing of what is rendered. The gateway has the same for its event loop; 
 
 from __future__ import annotations
 
-import signal
 import socket
 import subprocess
 import weakref
@@ -25,6 +24,7 @@ from outrider.template_worker import (
     Rendered,
     Reply,
     frame,
+    was_killed,
 )
 
 # Far above the longest context, far below the memory that the process may take.
@@ -92,7 +92,7 @@ class TemplateProcess:
             raise self._failure("it, or what it is to render, is not Unicode text") from error
         except (EOFError, OSError) as error:
             self.close()
-            if worker.status in (0, -signal.SIGKILL):
+            if was_killed(worker.status):
                 raise _Killed(f"the process that renders the chat template {self._place} was killed") from error
             late = worker.status == -OUT_OF_TIME
             raise self._failure(

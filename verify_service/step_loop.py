@@ -117,7 +117,7 @@ class StepLoop:
         self._stopped_by: Stop | None = None
         self.turns = Turns(self._steps(), inbox, lending)
         self._failed_steps = 0  # in a row, of those that failed for every session
-        self._failed_accounts = 0
+        self._has_failed_account = False
 
     def run(self) -> None:
         """Steps until a Stop command; an error of the loop itself ends every session with it, and is raised."""
@@ -309,6 +309,6 @@ class StepLoop:
         try:
             account()
         except Exception as error:
-            if not self._failed_accounts:
+            if not self._has_failed_account:
                 log.error("a step cannot be accounted for, which is said once", exc_info=error)
-            self._failed_accounts += 1
+            self._has_failed_account = True

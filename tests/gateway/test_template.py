@@ -184,10 +184,9 @@ async def test_a_worker_that_was_killed_is_replaced() -> None:
         assert await template.render(asking("1"), 100) == "1"
 
 
-@pytest.mark.asyncio
-@pytest.mark.parametrize("killed", [1, 2])
-async def test_a_render_whose_worker_is_killed_is_begun_once_more(monkeypatch: pytest.MonkeyPatch, killed: int) -> None:
-    left, ask = killed, _Worker.ask
+def kill_workers(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """The next `count` workers that are to render are killed first."""
+    left, ask = count, _Worker.ask
 
     async def ask_the_dead(worker: _Worker, request: template_worker.Request) -> template_worker.Reply:
         nonlocal left
@@ -196,11 +195,15 @@ async def test_a_render_whose_worker_is_killed_is_begun_once_more(monkeypatch: p
             worker.process.kill()
         return await ask(worker, request)
 
+    monkeypatch.setattr(_Worker, "ask", ask_the_dead)
+
+
+@pytest.mark.asyncio
+async def test_a_render_whose_worker_is_killed_is_begun_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
     async with with_an_idle_worker() as (template, _):
-        monkeypatch.setattr(_Worker, "ask", ask_the_dead)
-        if killed == 1:
-            assert await template.render(asking("1"), 100) == "1"
-            return
+        kill_workers(monkeypatch, 1)
+        assert await template.render(asking("1"), 100) == "1"
+        kill_workers(monkeypatch, 2)
         with pytest.raises(WorkerLost, match="try again") as failed:
             await template.render(asking("1"), 100)
         assert failed.value.http_status == 503
@@ -208,17 +211,9 @@ async def test_a_render_whose_worker_is_killed_is_begun_once_more(monkeypatch: p
 
 @pytest.mark.asyncio
 async def test_a_start_whose_worker_is_killed_is_begun_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    killed, ask = list[_Worker](), _Worker.ask
-
-    async def ask_the_dead(worker: _Worker, request: template_worker.Request) -> template_worker.Reply:
-        if not killed and isinstance(request, template_worker.Render):
-            killed.append(worker)
-            worker.process.kill()
-        return await ask(worker, request)
-
-    monkeypatch.setattr(_Worker, "ask", ask_the_dead)
-    async with with_an_idle_worker() as (_, process):
-        assert killed[0].process is not process
+    kill_workers(monkeypatch, 1)
+    async with with_an_idle_worker() as (template, _):
+        assert await template.render(asking("1"), 100) == "1"
 
 
 @pytest.mark.asyncio

@@ -8,8 +8,15 @@ import pytest
 
 from gateway.field_names import Names
 from gateway.responses_schemas import ResponsesRequest
-from gateway.schemas import ChatCompletionRequest, CompletionRequest, GenerateRequest, SglangSampling
-from gateway.unsupported import refuse_unsupported
+from gateway.schemas import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    GenerateRequest,
+    RefusedFields,
+    SamplingFields,
+    SglangSampling,
+)
+from gateway.unsupported import _REFUSED, refuse_unsupported
 from outrider.errors import InvalidArgument
 
 CHAT: dict[str, Any] = {"messages": []}
@@ -37,6 +44,13 @@ ASKING: list[tuple[type, dict[str, Any]]] = [
     (ResponsesRequest, {"input": "a", "stop_regex": "secret"}),
     (SglangSampling, {"stop_regex": "secret"}),
 ]
+
+
+@pytest.mark.parametrize("kind", [ChatCompletionRequest, CompletionRequest, ResponsesRequest])
+def test_no_field_is_known_and_passed_over(kind: type[RefusedFields]) -> None:
+    declared = set(RefusedFields.__struct_fields__) - set(SamplingFields.__struct_fields__)
+    assert declared <= _REFUSED[kind].keys()
+    assert _REFUSED[kind].keys() <= set(kind.__struct_fields__)
 
 
 @pytest.mark.parametrize(("kind", "fields"), NEUTRAL)
