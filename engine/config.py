@@ -78,6 +78,10 @@ class ModelConfig:
     """Whether our own decoders have it; rope and eps mean nothing otherwise."""
     changing_rope: str | None = None
     """The rotary scaling that ends at max_position, since its angles change with a session's length beyond."""
+    long_position: int = 0
+    """How many positions there are with `longrope`'s factors for long sessions; 0: it has none."""
+    is_long: bool = False
+    """Whether those factors hold, for sessions of every length."""
     windows: tuple[int, ...] = ()
     """Each layer's window: a row sees keys less than so many positions back, 0: all. Empty: all layers see all."""
 
@@ -94,6 +98,12 @@ class ModelConfig:
     def for_length(self, max_len: int) -> ModelConfig:
         """The config without windows, where none is shorter than the longest session."""
         return self if any(0 < window < max_len for window in self.windows) else replace(self, windows=())
+
+    def for_context(self, length: int | None) -> ModelConfig:
+        """The config with those rotary factors that a context of so many positions needs (vLLM's rule)."""
+        if length is None or not self.max_position < length <= self.long_position:
+            return self
+        return replace(self, max_position=self.long_position, changing_rope=None, is_long=True)
 
     def kv_bytes_per_token(self, element_size: int) -> int:
         """Bytes of KV that one position takes in all layers, `element_size` bytes per number."""

@@ -130,6 +130,7 @@ class ModelRunner:
         max_len: int, features: FeatureSpec | None = None, load_format: str = "auto",
         max_batch_tokens: int = DEFAULT_MAX_BATCH_TOKENS, threads: int | None = None, quantization: str | None = None,
         execution: Execution | None = None, trust_remote_code: bool = False, output_rows: torch.Tensor | None = None,
+        context_length: int | None = None,
     ) -> ModelRunner:  # fmt: skip
         """Reads a model folder and allocates its pool. Raises StartupError for a folder that is refused.
 
@@ -137,12 +138,12 @@ class ModelRunner:
         the model's context; max_batch_tokens: most rows of one step; threads: of the CPU, default torch's;
         quantization: engine.quantization says which there are; execution: kernels, kept numbers, graphs, compiling;
         trust_remote_code: run code that comes in the folder, where the model needs it; output_rows: int64 [n]: the only
-        ids that there are logits of, in this order.
+        ids that there are logits of, in this order; context_length: as asked for, which `longrope` goes by.
         """
         if threads is not None:
             torch.set_num_threads(threads)
         features = features or FeatureSpec()
-        config = ModelConfig.from_folder(model_path, trust_remote_code=trust_remote_code)
+        config = ModelConfig.from_folder(model_path, trust_remote_code=trust_remote_code).for_context(context_length)
         place, torch_dtype = pick_device(device), compute_dtype(dtype, config)
         take_device(place)
         max_len = min(max_len, config.max_position)
@@ -248,7 +249,7 @@ def _transformers_decoder(
     decoder.probe(folder, rounds=quantization == "int8_dynamic")
     facts = [f"transformers {version} torch {torch.__version__} {device.type}"]
     facts += [torch.backends.cpu.get_cpu_capability(), str(execution.attention.resolved(device)), str(pool.k.dtype)]
-    facts += [kernels_used(quantization, device)]
+    facts += [kernels_used(quantization, device)] + ["long factors"] * config.is_long
     return decoder, " ".join(facts), checkpoint
 
 

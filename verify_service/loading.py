@@ -48,7 +48,8 @@ def load_model(args: VerifyArgs) -> LoadedModel:
     folder = resolve_model(
         args.model_path, revision=args.revision, load_format=args.load_format, trust_remote_code=args.trust_remote_code
     )
-    config = ModelConfig.from_folder(folder, trust_remote_code=args.trust_remote_code)
+    found = ModelConfig.from_folder(folder, trust_remote_code=args.trust_remote_code)
+    config = found.for_context(args.context_length)
     sizes = choose_sizes(args, config, model_shapes(folder, config, load_format=args.load_format))
     wanted = (
         f"--max-total-tokens {sizes.total_tokens}, --max-running-requests {args.max_running_requests}, "
@@ -63,6 +64,7 @@ def load_model(args: VerifyArgs) -> LoadedModel:
             num_slots=sizes.total_tokens,
             max_sessions=args.max_running_requests,
             max_len=sizes.context_length,
+            context_length=args.context_length,
             features=FeatureSpec.parse(args.features),
             load_format=args.load_format,
             max_batch_tokens=_most_rows(args, sizes),

@@ -71,9 +71,15 @@ def choose_sizes(
     """
     context = args.context_length or config.max_position
     if context > config.max_position:
-        longest, rope = config.max_position, config.changing_rope
-        why = f": its `{rope}` rope scaling beyond {longest} positions is not supported" if rope else ""
+        longest, rope = max(config.max_position, config.long_position), config.changing_rope
+        has_more = rope is not None and not config.long_position
+        why = f": its `{rope}` rope scaling beyond {longest} positions is not supported" if has_more else ""
         raise StartupError(f"--context-length is {context}; it must be at most the model's own, {longest}{why}")
+    if context < config.long_position and args.context_length is None:
+        log.warning(
+            "context cut: with --context-length there are the rotary factors of a longer one", tokens=context,
+            most=config.long_position,
+        )  # fmt: skip
     device = pick_device(args.device)
     chunk = args.chunked_prefill_size or _CHUNK[device.type]
     budget = _budget(args, config, shapes, chunk, device, memory or device_memory(device))

@@ -77,7 +77,8 @@ def _numbers(folder: Path, text: Any) -> ModelConfig:
     head_dim = _count(folder, "head_dim", getattr(text, "head_dim", None) or sizes["hidden_size"] // heads)
     ends = Fields(folder / "config.json", {"eos_token_id": text.eos_token_id})
     generation = read_json(folder / "generation_config.json", missing_ok=True)
-    max_position, changing_rope = _max_position(text, sizes["max_position_embeddings"])
+    longest = sizes["max_position_embeddings"]
+    max_position, changing_rope = _max_position(text, longest)
     return ModelConfig(
         architecture=name,
         vocab_size=sizes["vocab_size"],
@@ -95,6 +96,7 @@ def _numbers(folder: Path, text: Any) -> ModelConfig:
         eos_token_ids=end_ids(ends, generation, sizes["vocab_size"]),
         is_native=False,
         changing_rope=changing_rope,
+        long_position=longest if changing_rope == "longrope" else 0,
     )
 
 
@@ -119,12 +121,9 @@ def _max_position(text: Any, limit: int) -> tuple[int, str | None]:
         text.standardize_rope_params()
     rope = getattr(text, "rope_parameters", None) or {}
     kinds = [rope, *(part for part in rope.values() if isinstance(part, dict))]
-    for part in kinds:
-        if part.get("rope_type") in _CHANGING_ROPE:
-            original = part.get(ORIGINAL_LENGTH) or limit
-            if original < limit:
-                log.warning("context cut: rotary scaling changes beyond it", rope=part["rope_type"], tokens=original)
-            return min(limit, int(original)), part["rope_type"]
+    if changing := [part for part in kinds if part.get("rope_type") in _CHANGING_ROPE]:
+        shortest = min(int(part.get(ORIGINAL_LENGTH) or limit) for part in changing)
+        return min(limit, shortest), min(part["rope_type"] for part in changing)  # dynamic, where there are both
     # By layers' types (Gemma 3) it is in the limit already.
     if rope.get("rope_type") == "linear" and not (rope.get(ORIGINAL_LENGTH) or getattr(text, ORIGINAL_LENGTH, None)):
         return stretched(limit, rope["factor"]), None

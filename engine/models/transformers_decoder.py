@@ -21,6 +21,7 @@ from engine.batch import Batch, BatchBuffers, Segment
 from engine.config import ModelConfig
 from engine.feature_spec import FeatureSpec
 from engine.kv_pool import KVPool
+from engine.models.long_rope import hold_long_factors
 from engine.models.transformers_attention import NAME, PagedAttention, refuse
 from kernels.transfer import to_device
 from outrider.errors import StartupError
@@ -53,6 +54,7 @@ class TransformersDecoder:
         text = model.config.get_text_config()
         windows = windows_of(text, config)
         _check_scales(text, config)
+        self._far = hold_long_factors(model, config.architecture) if config.is_long else 0
         self._paged = PagedAttention(config.architecture, pool, attention, windows)
         for module in model.modules():
             module.outrider_attention = self._paged
@@ -145,17 +147,20 @@ class TransformersDecoder:
     def _in_two_steps(self, tokens: np.ndarray) -> torch.Tensor:
         """Logits [n, vocab], one half of the tokens after the other, below the rows of another session.
 
-        Models that count a call's rows for positions, and pass over those that they are given, go astray in it.
+        Models that count a call's rows for positions, and pass over those that they are given, go astray in it, and
+        those whose angles depend on the farthest row.
         """
-        count = len(tokens)
-        slots = np.arange(2 * count, dtype=np.int32).reshape(2, count)
+        count, far = len(tokens), self._far
+        slots = np.zeros((2, far + count), dtype=np.int32)
+        slots[0, :count], slots[1, far:] = np.arange(2 * count).reshape(2, count)
         buffers = BatchBuffers(
-            slots, vocab_size=self.config.vocab_size, num_slots=2 * count, num_positions=count, max_tokens=2 * count
-        )
+            slots, vocab_size=self.config.vocab_size, num_slots=2 * count, num_positions=far + count,
+            max_tokens=2 * count,
+        )  # fmt: skip
         half = (count + 1) // 2
         logits: list[torch.Tensor] = []
         for start, end in ((0, half), (half, count)) if half < count else ((0, count),):
-            other = Segment(1, start, tokens[::-1][start:end], slots[1, start:end], num_logits=0)
+            other = Segment(1, far + start, tokens[::-1][start:end], slots[1, far + start : far + end], num_logits=0)
             own = Segment(0, start, tokens[start:end], slots[0, start:end], num_logits=end - start)
             logits.append(self.forward(buffers.fill([other, own])))
         return torch.cat(logits)

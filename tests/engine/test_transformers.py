@@ -305,6 +305,63 @@ def test_the_length_before_long_rope_counts_at_the_top_too(tmp_path: Path) -> No
     assert ModelConfig.from_folder(tmp_path).max_position == 150
 
 
+@pytest.fixture
+def long_rope(tmp_path: Path) -> Callable[..., tuple[Path, Any]]:
+    def make(kind: str) -> tuple[Path, Any]:
+        half = SHAPE["head_dim"] // 2
+        rope = {"rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 1.0,
+                "original_max_position_embeddings": 64,
+                "short_factor": [1.0 + 0.1 * i for i in range(half)],
+                "long_factor": [2.0 + i for i in range(half)]}  # fmt: skip
+        config = configs()[kind]
+        config.sliding_window, config.rope_parameters = None, rope
+        config.original_max_position_embeddings = 64
+        if kind == "phimoe":
+            rope.update(short_mscale=1.0, long_mscale=1.3)
+        torch.manual_seed(1)
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+        model.save_pretrained(tmp_path)
+        return tmp_path, model
+
+    return make
+
+
+def test_long_rope_has_its_long_factors_where_a_long_context_is_asked_for(
+    long_rope: Callable[..., tuple[Path, Any]],
+) -> None:
+    folder, model = long_rope("phi3")
+    model.set_attn_implementation("eager")
+    limit = SHAPE["max_position_embeddings"]
+    config = ModelConfig.from_folder(folder)
+    assert (config.max_position, config.long_position) == (64, limit)
+    assert config.for_context(65).max_position == limit
+    for as_it_is in (None, 64, limit + 1):
+        assert config.for_context(as_it_is) is config
+
+    short, long = load(folder), load(folder, context_length=150)
+    assert short.numerics_id != long.numerics_id
+    tokens = random_tokens(120, 1)
+    expected = logits_of(model, tokens)  # transformers' own table for so long a sequence, from its first token on
+    session, other = sessions(long, 2)
+    close(long.forward([session.segment(tokens[:40])]), expected[:40])
+    close(
+        long.forward([session.segment(tokens[40:]), other.segment(tokens[:30])]),
+        torch.cat([expected[40:], expected[:30]]),
+    )
+    (session,) = sessions(short, 1)
+    close(short.forward([session.segment(tokens[:30])]), logits_of(model, tokens[:30]))
+    assert not torch.allclose(expected[:30], logits_of(model, tokens[:30]), atol=0.01)
+
+
+def test_long_rope_of_another_kind_is_refused_for_long_contexts(
+    long_rope: Callable[..., tuple[Path, Any]],
+) -> None:
+    folder, _ = long_rope("phimoe")
+    load(folder)
+    with pytest.raises(StartupError, match=r"PhimoeForCausalLM.*away from transformers' own"):
+        load(folder, context_length=150)
+
+
 def test_linear_scaling_stretches_the_context_and_dynamic_does_not(tmp_path: Path) -> None:
     save("llama", tmp_path)
     path = tmp_path / "config.json"
