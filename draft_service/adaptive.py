@@ -44,15 +44,14 @@ class AdaptivePlanner:
         shape = TreeShape(max(steps, 1), 1, max(steps, 1) + 1)
         self.current = Plan(shape, speculate=steps > 0, outcomes=overlap.outcomes([]) if steps else 0)
 
-    def meet(self, sessions: int) -> Plan:
-        """The current plan; the number of sessions counts later, when their verdicts come."""
-        return self.current
+    def meet(self, sessions: int) -> None:
+        """Does nothing: the number of sessions counts later, when their verdicts come."""
 
-    def plan(self, extensions: Sequence[Extension]) -> Plan:
+    def plan(self, extensions: Sequence[Extension]) -> None:
         """See Planner."""
         outcomes = self._overlap.outcomes(extensions)
         if not extensions:
-            return self.current
+            return
         # Of a session there may be several verdicts, and of several steps one, where this process lags behind.
         batch = len({extension.session.uid for extension in extensions})
         size = max(size for size in self._tiers if size <= batch)
@@ -73,7 +72,6 @@ class AdaptivePlanner:
             self.decisions["resumed" if plan.speculate else "paused"] += 1
         note_overlap(self.decisions, self.current, plan)
         self.current = plan
-        return plan
 
     def drafted(self, made: Sequence[Grown], sessions: int, ms: float) -> None:
         """Time plays no part in this rule."""

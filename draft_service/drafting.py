@@ -21,9 +21,13 @@ from draft_service.sessions import Changes, InVerification, SessionTable
 from draft_service.tracing import record_drafts
 from draft_service.visits import Visits
 from outrider.placement import Placement
+from outrider.spared import Spared
+from outrider.telemetry import get_logger
 from outrider.tracing import Tracing
 from outrider.v1 import verify_pb2
 from outrider.wire import pack_scores_of
+
+log = get_logger(__name__)
 
 Send = Callable[[verify_pb2.SpeculateRequest], Awaitable[object]]
 
@@ -78,6 +82,7 @@ class Drafting:
         self.tracing = tracing
         self._placement = placement or Placement(None)
         self._visits = Visits(drafter, executor, copier)
+        self._spared = Spared(log, "the planner failed, which is said once; trees stay as they were planned")
         self._last_ms = math.inf  # that trees took which were drafted last, early ones apart
 
     async def serve(
@@ -106,13 +111,16 @@ class Drafting:
         await self._send_fresh(turn)
         if turn.is_early and turn.verifying:
             await self._send_early(turn)
-        self.planner.plan(turn.extended)  # for the next round: this one's trees are waited for
+        with self._spared:
+            self.planner.plan(turn.extended)  # for the next round: this one's trees are waited for
         if turn.copied_for and self.copier is not None:
             await self._read_copies(turn, self.copier)
 
     def _begin(self, table: SessionTable, changes: Changes, send: Send) -> _Turn:
         due = table.take_due()
-        plan = self.planner.meet(len(due))
+        with self._spared:
+            self.planner.meet(len(due))
+        plan = self.planner.current
         having = [session for session in due if table.has_tree(session)]
         fresh = [session for session in due if session not in having] if having else due
         is_early = plan.outcomes > 0 and table.max_assumed > 0
@@ -175,7 +183,8 @@ class Drafting:
         self.counts.steps += sum(grown.num_steps for grown in made)
         copied = {extension.session.uid for extension in extended if extension.copied}
         if not any(session.wishes.has_any or session.uid in copied for session in fresh):
-            self.planner.drafted(made, len(fresh), took_ms)
+            with self._spared:
+                self.planner.drafted(made, len(fresh), took_ms)
 
     async def forget(self, sessions: Sequence[Session]) -> None:
         """Takes sessions away from the drafter."""

@@ -54,12 +54,12 @@ class Planner(Protocol):
     decisions: Counter[str]
     current: Plan
 
-    def meet(self, sessions: int) -> Plan:
-        """The plan now that so many sessions are to be drafted for."""
+    def meet(self, sessions: int) -> None:
+        """Now so many sessions are to be drafted for, which may change the plan."""
         ...
 
-    def plan(self, extensions: Sequence[Extension]) -> Plan:
-        """Takes in a round's verdicts; what to do in the next one."""
+    def plan(self, extensions: Sequence[Extension]) -> None:
+        """Takes in a round's verdicts, and plans the next one."""
         ...
 
     def drafted(self, made: Sequence[Grown], sessions: int, ms: float) -> None:
@@ -75,17 +75,15 @@ class FixedPlanner:
         self._overlap = overlap
         self.current = Plan(outcomes=overlap.outcomes([]))
 
-    def meet(self, sessions: int) -> Plan:
-        """Always the same."""
-        return self.current
+    def meet(self, sessions: int) -> None:
+        """Does nothing."""
 
-    def plan(self, extensions: Sequence[Extension]) -> Plan:
+    def plan(self, extensions: Sequence[Extension]) -> None:
         """See Planner."""
         outcomes = self._overlap.outcomes(extensions)
         if outcomes != self.current.outcomes:
             before, self.current = self.current, replace(self.current, outcomes=outcomes)
             note_overlap(self.decisions, before, self.current)
-        return self.current
 
     def drafted(self, made: Sequence[Grown], sessions: int, ms: float) -> None:
         """Does nothing."""
@@ -117,18 +115,17 @@ class CostPlanner:
         self._planned_s: float | None = None  # when the last round was
         self._drafted_ms: float | None = None  # in this one
 
-    def meet(self, sessions: int) -> Plan:
+    def meet(self, sessions: int) -> None:
         """See Planner."""
         if self._is_news(sessions):
             self._set(replace(self.current, shape=_first_chain(self._most), least_reach=0.0))
-        return self.current
 
-    def plan(self, extensions: Sequence[Extension]) -> Plan:
+    def plan(self, extensions: Sequence[Extension]) -> None:
         """See Planner."""
         self.evidence.observe(list(extensions))
         outcomes = self._overlap.outcomes(extensions)
         if not extensions:
-            return self.current
+            return
         self._time_round([extension.verdict for extension in extensions])
         self._rounds += max(extension.verdict.steps for extension in extensions)
         self._rounds_of[self.evidence.sessions.bit_length()] += 1
@@ -140,7 +137,6 @@ class CostPlanner:
             shape, speculate, is_trial = self._decide(self._most, overlaps=outcomes > 0)
             least_reach = 0.0 if is_trial else self._least_reach(shape, overlaps=outcomes > 0)
         self._set(Plan(shape, speculate, outcomes if speculate else 0, least_reach))
-        return self.current
 
     def drafted(self, made: Sequence[Grown], sessions: int, ms: float) -> None:
         """See Planner."""

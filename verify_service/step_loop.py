@@ -14,6 +14,7 @@ from concurrent.futures import Executor, Future
 from outrider.cost_table import CostTable
 from outrider.errors import ENGINE_FAILED, Internal, OutriderError, Unavailable
 from outrider.placement import Placement
+from outrider.spared import Spared
 from outrider.speculation_count import SpeculationCount
 from outrider.telemetry import get_logger
 from outrider.v1 import verify_pb2
@@ -117,7 +118,7 @@ class StepLoop:
         self._stopped_by: Stop | None = None
         self.turns = Turns(self._steps(), inbox, lending)
         self._failed_steps = 0  # in a row, of those that failed for every session
-        self._has_failed_account = False
+        self._spared = Spared(log, "a step cannot be accounted for, which is said once")
 
     def run(self) -> None:
         """Steps until a Stop command; an error of the loop itself ends every session with it, and is raised."""
@@ -306,9 +307,5 @@ class StepLoop:
         account, self._account = self._account, None
         if account is None:
             return
-        try:
+        with self._spared:
             account()
-        except Exception as error:
-            if not self._has_failed_account:
-                log.error("a step cannot be accounted for, which is said once", exc_info=error)
-            self._has_failed_account = True

@@ -88,7 +88,8 @@ class Machine:
         return TreeShape(steps, shape.topk, shape.topk * steps + 1)
 
     def round(self) -> None:
-        plan = self.planner.meet(self.batch)
+        self.planner.meet(self.batch)
+        plan = self.planner.current
         shape = self.grown(plan)
         rows = self.batch * (1 + (len(tree_of(shape)[0]) if shape is not None else 0))
         verify_ms = self.plain_ms + self.row_ms * rows

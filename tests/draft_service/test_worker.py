@@ -188,6 +188,26 @@ async def test_rounds_that_waited_are_drafted_for_once() -> None:
     drafter.close_down()
 
 
+async def test_a_planner_that_fails_ends_no_stream() -> None:
+    class Failing(FixedPlanner):
+        def meet(self, sessions: int) -> None:
+            raise ZeroDivisionError
+
+        plan = drafted = meet  # pyright: ignore[reportAssignmentType]
+
+    drafter = Settled.from_args(DraftArgs(speculative_ngram_capacity=50_000))
+    drafting, table = Drafting(drafter, Failing()), _table()
+    with capture_logs() as logs:
+        for round in (pb.Round(opened=[opened(1, LOOP)]), pb.Round(verdicts=[verdict(1, 12, [12])])):
+            frames = await sent(drafting, table, round)
+    (proposal,) = frames[0].proposals.proposals
+    assert proposal.base_len == 13
+    assert [log["event"] for log in logs if log["log_level"] == "error"] == [
+        "the planner failed, which is said once; trees stay as they were planned"
+    ]
+    drafter.close_down()
+
+
 async def test_silence_is_kept_until_there_is_a_budget(address: str) -> None:
     async with FakeVerify(address) as verify, serving([address]):
         stream = await verify.stream()
