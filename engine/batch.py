@@ -91,6 +91,7 @@ class BatchBuffers:
         self._logit_rows = np.zeros(max_tokens, dtype=np.int32)
         self._count_up = np.arange(max_tokens, dtype=np.int32)
         self._slot_table, self._unsigned_table = slot_table, slot_table.view(np.uint32)
+        self._checked = [0] * len(slot_table)  # how far each row's prefix was looked at in earlier steps
         self._addresses: object = None
         self._views: dict[tuple[int, int, int, int], tuple[np.ndarray, ...]] = {}  # of the arrays, by a step's sizes
         self._row_addresses = (self._tokens.ctypes.data, self._logit_rows.ctypes.data)
@@ -188,10 +189,12 @@ class BatchBuffers:
             raise ValueError(
                 f"table row {segment.table_row} with a prefix of {segment.prefix_len}: the slot table is {table.shape}"
             )
-        unsigned = self._unsigned_table[segment.table_row, : segment.prefix_len]
-        if segment.prefix_len and int(unsigned.max()) >= self.num_slots:
-            prefix = table[segment.table_row, : segment.prefix_len]
+        checked, end = self._checked[segment.table_row], segment.prefix_len
+        begin = checked if checked <= end else 0  # shorter than before: another session's
+        if begin < end and int(self._unsigned_table[segment.table_row, begin:end].max()) >= self.num_slots:
+            prefix = table[segment.table_row, begin:end]
             raise ValueError(f"slot {prefix.min()} or {prefix.max()} of a prefix is out of bounds ({self.num_slots})")
+        self._checked[segment.table_row] = end
 
     def _check_rows(self, num_tokens: int) -> None:
         highest = self._unsigned_rows[:, :num_tokens].max(axis=1).tolist()

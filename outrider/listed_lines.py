@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import ClassVar, Generic, TypeVar
 
 from outrider.errors import StartupError
+from outrider.file_stamp import file_stamp
 from outrider.telemetry import Throttle, get_logger
 
 log = get_logger(__name__)
@@ -31,7 +32,7 @@ class WatchedFile(ABC, Generic[EntryT]):
     def __init__(self, path: str, flag: str) -> None:
         self._path = Path(path)
         self._flag = flag
-        self._stamp: tuple[int, int] | None = None
+        self._stamp: tuple[int, ...] | None = None
         self._throttle = Throttle()
         self.entries = self._read()
 
@@ -63,10 +64,8 @@ class WatchedFile(ABC, Generic[EntryT]):
         self._stamp = stamp  # not before: what may not be read now has the same stamp when it may
         return self._parsed(lines_of(text))
 
-    def _stamp_now(self) -> tuple[int, int]:
-        """Changes when the file does."""
+    def _stamp_now(self) -> tuple[int, ...]:
         try:
-            status = self._path.stat()
+            return file_stamp(self._path)
         except OSError as error:
             raise StartupError(f"cannot read {self._flag}: {error}") from error
-        return status.st_mtime_ns, status.st_ino

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import grpc
 
 from outrider.errors import StartupError
+from outrider.file_stamp import file_stamp
 from outrider.telemetry import Throttle, get_logger
 
 log = get_logger(__name__)
@@ -44,7 +45,8 @@ class TlsFiles:
 
     def stamp(self) -> Stamp:
         """Changes when a file does."""
-        return tuple(None if path is None else _stamp(path) for path in (self.certfile, self.keyfile, self.ca_certs))
+        paths = self.certfile, self.keyfile, self.ca_certs
+        return tuple(None if path is None else file_stamp(path) for path in paths)
 
     def read(self) -> Material:
         """The files' contents. StartupError when a file cannot be read, or certificate and key do not fit."""
@@ -224,8 +226,3 @@ def _read(path: str | None, flag: str) -> bytes | None:
         return Path(path).read_bytes()
     except OSError as error:
         raise StartupError(f"cannot read {flag}: {error}") from error
-
-
-def _stamp(path: str) -> tuple[int, ...]:
-    status = Path(path).stat()
-    return status.st_ctime_ns, status.st_ino, status.st_size  # st_mtime_ns says nothing of who may read it

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from outrider.errors import RETRY_SOON_S, ResourceExhausted, Unavailable
+from outrider.errors import RETRY_SOON_S, Internal, ResourceExhausted, Unavailable
 from outrider.telemetry import get_logger
 from outrider.tracing import REQUEST_ID, Tracing, metadata_value
 from outrider.v1 import verify_pb2
@@ -96,11 +97,24 @@ class Calls:
             call = Call(sessions, request_id, begin(self._tracing, metadata, sessions, request_id), tell)
             self._by_session.update(dict.fromkeys(call.running, call))
             self._open.add(call)
-            self._inbox.put(Submit(sessions))
+            self._submit(call)
         finally:
             self._num_beginning -= 1
             self._rest()
         return call
+
+    def _submit(self, call: Call) -> None:
+        """Hands a call's sessions to the engine. Unavailable where it has ended, which is told to others likewise."""
+        lost = [command for command in self._inbox.put(Submit(call.sessions)) if isinstance(command, Submit)]
+        if not lost:
+            return
+        error = Unavailable(_GOING)
+        others = [command for command in lost if command.sessions is not call.sessions]
+        self.deliver([(session, error) for command in others for session in command.sessions])
+        if len(others) < len(lost):
+            self.give_up(call, "refused")
+            self.leave(call)
+            raise error
 
     async def _compiled(self, request: verify_pb2.GenerateRequest) -> list[Session]:
         """The request's sessions, once its grammar is compiled."""
@@ -127,9 +141,15 @@ class Calls:
             call = self._by_session.get(session.session_id)
             if call is None:
                 continue
-            if not isinstance(response, Exception):
-                self._note(call, session, response)
-            call.tell(response)
+            try:
+                if not isinstance(response, Exception):
+                    self._note(call, session, response)
+                call.tell(response)
+            except Exception as error:  # of this call alone: the others' responses are still to come
+                log.error("a call cannot be answered", request_id=call.request_id, exc_info=error)
+                self.give_up(call, "error")
+                with contextlib.suppress(Exception):
+                    call.tell(Internal("this call cannot be answered; the server's log says why"))
 
     def give_up(self, call: Call, how: str) -> None:
         """Ends what still runs of the call, which was `cancelled`, or failed (`how_ended`); its pages are free within

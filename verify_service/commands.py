@@ -75,7 +75,7 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Work that is to be done between two steps; `answer` gets what it returns or, of our errors, raises."""
+    """Work that is to be done between two steps; `answer` gets what it returns or raises."""
 
     work: Callable[[], Any]
     answer: ThreadFuture[Any]
@@ -120,14 +120,17 @@ class Inbox:
         """Requests, and requests given up, that the engine has not taken yet: those of one step, however long it is."""
         return self._calls_put - self._calls_taken
 
-    def put(self, command: Command, *, wake: bool = True) -> None:
-        """Hands a command over; any thread may. wake: whether to wake who waits."""
+    def put(self, command: Command, *, wake: bool = True) -> list[Command]:
+        """Hands a command over; any thread may. wake: whether to wake who waits.
+
+        Returns what nobody takes any more, which may be others' too.
+        """
         self._calls_put += isinstance(command, (Submit, Cancel))
         self._commands.append(command)
-        if self._ended is not None:
-            self.end(self._ended)
+        lost = self.end(self._ended) if self._ended is not None else []
         if wake:
             self.wake()
+        return lost
 
     def end(self, error: OutriderError) -> list[Command]:
         """Nobody takes commands from here on: those that are there, and come later, are answered so, where they can be.

@@ -8,14 +8,30 @@ from outrider.errors import InvalidArgument
 from outrider.telemetry import get_logger
 from outrider.v1 import verify_pb2
 from outrider.wire import MAX_DETAIL_CHARS
-from verify_service.commands import Arrived
+from verify_service.commands import Arrived, ProposalsArrived, Released
 from verify_service.drafter import Drafter
 from verify_service.drafters import MAX_REFUSALS, REFUSALS_FORGIVEN, Drafters
 from verify_service.proposals import Refusal, Refused
+from verify_service.step_failures import ends_the_engine
 
 log = get_logger(__name__)
 
 _RELEASE_REASONS = {number: name for name, number in verify_pb2.ReleaseReason.items()}
+
+
+def hear(drafters: Drafters, frame: ProposalsArrived | Released) -> None:
+    """Takes in what a drafter says. Whatever fails in it costs that drafter its stream, and no session its answer."""
+    try:
+        match frame:
+            case ProposalsArrived(drafter, proposals, read):
+                take_proposals(drafters, drafter, proposals, read)
+            case Released(drafter, releases):
+                take_releases(drafters, drafter, releases)
+    except Exception as error:
+        if ends_the_engine(error):
+            raise
+        log.error("a drafter's frame failed", drafter=frame.drafter.drafter_id, exc_info=error)
+        drafters.expel(frame.drafter, "what it said could not be taken in; the server's log says why")
 
 
 def take_proposals(

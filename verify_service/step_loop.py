@@ -37,7 +37,7 @@ from verify_service.counting import COMMIT, FORWARD, IDLE, PLAN, TELL, Counters,
 from verify_service.drafters import Drafters
 from verify_service.features import FeatureSender
 from verify_service.gathering import BREATH_S, Gatherer
-from verify_service.intake import take_proposals, take_releases
+from verify_service.intake import hear
 from verify_service.planner import Planner, Work, ms_since
 from verify_service.runner import Runner
 from verify_service.sampler import Sampler
@@ -225,6 +225,8 @@ class StepLoop:
             raise error
         log.error("a step failed; its sessions are run one by one", sessions=len(works), exc_info=error)
         self._failed_steps += 1
+        began_ns, sent = self.counters.lap(FORWARD), 0
+        self._weigher.ended(works)  # its time tells nothing of drafts
         for work in works:
             undo_prompt_rows(work)
             start_ns = time.monotonic_ns()
@@ -241,8 +243,8 @@ class StepLoop:
             else:
                 self._failed_steps = 0
                 step_us = int(ms_since(start_ns) * 1000)
-                sent = self._committer.commit([work], outcomes, step_us=step_us, batch_tokens=work.num_rows)
-                self._count(sent, time.monotonic_ns() - start_ns)
+                sent += self._committer.commit([work], outcomes, step_us=step_us, batch_tokens=work.num_rows)
+        self._count(sent, self.counters.lap(FORWARD) - began_ns)
         if self._failed_steps >= MAX_FAILED_STEPS:
             raise error
 
@@ -250,8 +252,8 @@ class StepLoop:
         """Does what commands say; returns whether the loop goes on."""
         for command in commands:
             match command:
-                case ProposalsArrived(drafter, proposals, read):
-                    take_proposals(self.drafters, drafter, proposals, read)
+                case ProposalsArrived() | Released():
+                    hear(self.drafters, command)
                 case Submit(sessions):
                     self._submit(sessions)
                 case Cancel(sessions):
@@ -261,13 +263,20 @@ class StepLoop:
                     self.drafters.enlist(drafter)
                 case DrafterLeft(drafter):
                     self.drafters.leave(drafter)
-                case Released(drafter, releases):
-                    take_releases(self.drafters, drafter, releases)
                 case Ask():
-                    command.run()
+                    self._answer(command)
                 case Stop():
                     self._stopped_by = command
         return self._stopped_by is None
+
+    def _answer(self, ask: Ask) -> None:
+        try:
+            ask.run()
+        except Exception as error:
+            ask.answer.fail(error)
+            if ends_the_engine(error):
+                raise
+            log.error("what was asked of the engine failed", exc_info=error)
 
     def _submit(self, sessions: list[Session]) -> None:
         try:

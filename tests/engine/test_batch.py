@@ -114,6 +114,20 @@ def test_a_prefix_slot_out_of_bounds() -> None:
         fill([Segment(1, 5, ints(1), ints(1))], slots)
 
 
+def test_of_a_prefix_what_earlier_steps_had_is_not_looked_at_again() -> None:
+    slots = table()
+    buffers = BatchBuffers(slots, vocab_size=50, num_slots=40, num_positions=20, max_tokens=16)
+    buffers.fill([Segment(1, 4, ints(1), ints(1))])
+    slots[1, 6] = 40
+    buffers.fill([Segment(1, 6, ints(1), ints(1))])
+    for _ in range(2):  # what is refused was not looked at
+        with pytest.raises(ValueError, match="of a prefix is out of bounds"):
+            buffers.fill([Segment(1, 8, ints(1), ints(1))])
+    slots[1, 2] = 40
+    with pytest.raises(ValueError, match="of a prefix is out of bounds"):  # another session's row now
+        buffers.fill([Segment(1, 3, ints(1), ints(1))])
+
+
 def test_buffers_are_used_again_and_masks_grow() -> None:
     buffers = BatchBuffers(
         np.zeros((9, 600), np.int32), vocab_size=50, num_slots=5000, num_positions=600, max_tokens=1000

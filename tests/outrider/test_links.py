@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import socket
 from collections.abc import AsyncIterator
@@ -327,6 +328,16 @@ def test_files_that_cannot_be_used_are_told_at_start(authority: Authority, tmp_p
             TokenFile(str(tmp_path / name), "--token-file")
     (tmp_path / "noted").write_text(f"  # ours\n\n {FIRST} \n")
     assert TokenFile(str(tmp_path / "noted"), "--token-file").metadata() == (("authorization", f"Bearer {FIRST}"),)
+
+
+def test_a_token_that_is_taken_out_is_refused_though_the_files_time_stays(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(f"{FIRST}\n{SECOND}\n")
+    tokens, status = TokenFile(str(path), "--token-file"), path.stat()
+    assert tokens.accepts((("authorization", f"Bearer {SECOND}"),))
+    path.write_text(f"{FIRST}\n")
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert not tokens.accepts((("authorization", f"Bearer {SECOND}"),))
 
 
 def test_tls_where_nobody_uses_it_is_refused() -> None:

@@ -14,12 +14,15 @@ import torch
 from engine.batch import Segment
 from outrider.errors import ENGINE_FAILED, Internal, OutriderError, Unavailable
 from outrider.sampling import SamplingParams
-from outrider.v1 import verify_pb2
+from outrider.v1 import common_pb2, verify_pb2
 from tests.drafter_view import Draft
 from tests.fake_drafters import Truth, perfect, random_trees
 from tests.verify_service.rig import MAX_NODES, build_rig, expected, prompt_of, request
 from tests.verify_service.scenes import MODEL, SAMPLED, VOCAB, check_outputs, learn
-from verify_service.commands import Ask, Stop, ThreadFuture
+from verify_service import intake
+from verify_service.commands import Arrived, Ask, Stop, ThreadFuture
+from verify_service.drafter import Drafter
+from verify_service.drafters import Drafters
 from verify_service.step_failures import MAX_FAILED_STEPS
 
 
@@ -225,3 +228,40 @@ async def test_stopping_answers_who_asked_too_late() -> None:
     for answer in (late, later):
         with pytest.raises(Unavailable, match="shutting down"):
             await asyncio.wait_for(answer, 5)
+
+
+@pytest.mark.asyncio
+async def test_a_question_that_fails_ends_nothing_but_itself() -> None:
+    rig = build_rig(MODEL)
+    (session,) = rig.submit(request([1, 2]))
+    answer: ThreadFuture[None] = ThreadFuture()
+
+    def fail() -> None:
+        raise KeyError("nobody foresaw it")
+
+    rig.inbox.put(Ask(fail, answer))
+    rig.run()
+    check_outputs(rig, session)
+    with pytest.raises(KeyError, match="nobody foresaw it"):
+        await asyncio.wait_for(answer, 5)
+
+
+def test_a_frame_that_fails_ends_its_own_drafters_stream_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = build_rig(MODEL)
+    bad, good = (rig.join(perfect(Truth([[1, 2, *MODEL.greedy([1, 2], 20)]])), name=name) for name in ("bad", "good"))
+    take = intake._take
+
+    def fail(drafters: Drafters, drafter: Drafter, arrived: Arrived) -> None:
+        if drafter is bad.drafter:
+            raise IndexError("nobody foresaw it")
+        take(drafters, drafter, arrived)
+
+    monkeypatch.setattr(intake, "_take", fail)
+    sessions = [
+        rig.submit(request([1, 2], speculative=common_pb2.SpeculativeParams(enabled=enabled)))[0]
+        for enabled in (True, True, False)
+    ]
+    rig.run()
+    check_outputs(rig, *sessions)
+    assert [sim.ended is not None for sim in (bad, good)] == [True, False]
+    rig.check_whole()
