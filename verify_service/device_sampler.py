@@ -8,7 +8,7 @@ All rows of a tree are drawn, where the host would draw only those that it visit
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,9 +24,7 @@ from kernels.shaping import apply_bitmasks, apply_edits
 from kernels.transfer import Readback, to_device
 from outrider.v1 import verify_pb2
 from verify_service.device_layout import Drawn, PromptChunk, TreeBatch, lay_out, padded_width
-
-if TYPE_CHECKING:
-    from verify_service.planner import Work
+from verify_service.work import Work
 
 _BIASED_ROWS = 128  # of float64 over the vocabulary, several times over: 131 MB each of Llama 3's
 

@@ -20,7 +20,7 @@ from outrider.speculation_count import SpeculationCount
 from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import Ids
 from verify_service.grammar import GrammarState
-from verify_service.sampler import SessionSampler
+from verify_service.session_sampler import SessionSampler
 
 
 class Phase(enum.Enum):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from verify_service.planner import Work
+from verify_service.work import Work
 
 # After so many steps in a row that failed for every one of their sessions it is the engine that is at fault.
 MAX_FAILED_STEPS = 3

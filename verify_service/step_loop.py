@@ -38,7 +38,7 @@ from verify_service.drafters import Drafters
 from verify_service.features import FeatureSender
 from verify_service.gathering import BREATH_S, Gatherer
 from verify_service.intake import take_proposals, take_releases
-from verify_service.planner import Planner, Work, ms_since
+from verify_service.planner import Planner, ms_since
 from verify_service.runner import Runner
 from verify_service.sampler import Sampler
 from verify_service.scheduler import Scheduler
@@ -47,6 +47,7 @@ from verify_service.step_failures import MAX_FAILED_STEPS, ends_the_engine, undo
 from verify_service.telling import Teller
 from verify_service.turns import Compute, Lending, Steps, Turns, Wait
 from verify_service.weighing import Seen, Weigher
+from verify_service.work import Work
 
 log = get_logger(__name__)
 
