@@ -49,8 +49,7 @@ def lay_out(works: Sequence[Work]) -> tuple[list[Drawn], list[PromptChunk]]:
     for index, work in enumerate(works):
         session, end = work.session, first + work.num_logits
         if session.wants_prompt_rows:
-            last = min(session.kv_len + 1 + work.num_logits, session.prompt_len)
-            prompts.append(PromptChunk(work, first, session.tokens[session.kv_len + 1 : last]))
+            prompts.append(PromptChunk(work, first, session.prompt_after(work.num_logits)))
         if work.samples:
             tree = work.match.tree if work.match is not None else _EMPTY
             plan = session.sampler.plan(tree, session.output_len)

@@ -13,10 +13,8 @@ from numpy.typing import NDArray
 
 from kernels.acceptance import Accepted, settled
 from outrider.tree import TokenTree
-from outrider.v1 import verify_pb2
 from verify_service.device_sampler import DeviceSampler
 from verify_service.logprobs import token_logprob
-from verify_service.session import Session
 from verify_service.work import Work
 
 _EMPTY = TokenTree.empty()
@@ -70,7 +68,11 @@ class Sampler:
     def _accept_one(self, work: Work, rows: NDArray[np.float32], likeliest: list[int] | None) -> Accepted | None:
         session = work.session
         if session.wants_prompt_rows:
-            _collect_prompt_logprobs(session, rows)
+            following = session.prompt_after(len(rows)).tolist()
+            session.add_prompt_logprobs(
+                token_logprob(row, token, session.num_top_logprobs)
+                for row, token in zip(rows, following, strict=False)  # the prompt's last row is followed by none
+            )
         if not work.samples:
             return None
         tree = work.match.tree if work.match is not None else _EMPTY
@@ -84,13 +86,3 @@ class Sampler:
         if session.logprobs:
             work.logprobs = session.sampler.path_logprobs(own, tree, outcome, session.num_top_logprobs)
         return outcome
-
-
-def _collect_prompt_logprobs(session: Session, rows: NDArray[np.float32]) -> None:
-    """Adds the log-probabilities of the prompt tokens that follow the chunk's rows."""
-    assert session.prompt_logprobs is not None
-    if not session.prompt_logprobs:
-        session.prompt_logprobs.append(verify_pb2.TokenLogprob(token=int(session.tokens[0])))
-    following = session.tokens[session.kv_len + 1 : min(session.kv_len + 1 + len(rows), session.prompt_len)]
-    for row, token in zip(rows, following.tolist(), strict=False):
-        session.prompt_logprobs.append(token_logprob(row, token, session.num_top_logprobs))

@@ -17,6 +17,4 @@ def ends_the_engine(error: Exception) -> bool:
 
 def undo_prompt_rows(work: Work) -> None:
     """Drops prompt log-probabilities that the work's failed step may have added; it will add them again."""
-    session = work.session
-    if session.prompt_logprobs:
-        del session.prompt_logprobs[session.kv_len + 1 if session.kv_len else 0 :]
+    work.session.drop_prompt_logprobs()
