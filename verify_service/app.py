@@ -32,9 +32,9 @@ from outrider.tracing import Tracing, tracing_of
 from outrider.v1 import admin_pb2_grpc, common_pb2, verify_pb2, verify_pb2_grpc
 from outrider.watchdog import beats, watching
 from verify_service import admin
+from verify_service.call_totals import CallTotals
 from verify_service.calls import Calls
 from verify_service.commands import Inbox, Stop
-from verify_service.counting import CallTotals
 from verify_service.drafters import Drafters
 from verify_service.features import feature_layout, row_bytes
 from verify_service.grammar_compiler import GrammarCompiler

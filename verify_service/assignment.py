@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from outrider.row_ring import Rows
 from outrider.v1 import verify_pb2
 from verify_service.brake import SessionBrake
 from verify_service.hindsight import Hindsight
@@ -13,7 +14,6 @@ from verify_service.session import Session
 
 if TYPE_CHECKING:
     from verify_service.drafter import Drafter
-    from verify_service.features import RowsWanted
 
 # Lengths of a session whose answers are timed at once.
 MAX_UNANSWERED = 8
@@ -33,6 +33,15 @@ class Untold:
         self.steps += 1
         self.verify_us += step_us
         self.batch_tokens += batch_tokens
+
+
+@dataclass(slots=True)
+class RowsWanted:
+    """Feature rows of a message: their slots in the plane, and what the host has of a device's, once it has it."""
+
+    first_pos: int
+    slots: list[int]
+    fetched: Rows | None = None
 
 
 @dataclass(slots=True, eq=False)

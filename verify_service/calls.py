@@ -13,8 +13,8 @@ from outrider.errors import RETRY_SOON_S, Internal, ResourceExhausted, Unavailab
 from outrider.telemetry import get_logger
 from outrider.tracing import REQUEST_ID, Tracing, metadata_value
 from outrider.v1 import verify_pb2
+from verify_service.call_totals import CallTotals
 from verify_service.commands import Cancel, Inbox, Submit
-from verify_service.counting import CallTotals
 from verify_service.requests import SessionFactory
 from verify_service.session import Session
 from verify_service.step_loop import Responses

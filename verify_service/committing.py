@@ -19,10 +19,10 @@ from verify_service.assignment import Assignment
 from verify_service.drafter import Drafter
 from verify_service.drafters import Drafters
 from verify_service.features import FeatureSender
-from verify_service.planner import Work
 from verify_service.proposals import Match
 from verify_service.scheduler import Scheduler
 from verify_service.session import Session
+from verify_service.work import Work
 
 
 @dataclass(slots=True)

@@ -4,39 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kernels.penalties import RowEdits
 from kernels.sampling import Filters
 from kernels.transfer import to_device
 from outrider.tree import TokenTree
-
-if TYPE_CHECKING:
-    from verify_service.planner import Work
+from verify_service.session_sampler import RowPlan
+from verify_service.work import Work
 
 _EMPTY = TokenTree.empty()
 _GREEDY = Filters(temperature=0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class RowPlan:
-    """What a device needs to draw along one session's tree of n nodes; rows hold the root first."""
-
-    filters: Filters
-    coins: list[float]
-    """[n + 1]: of each row; with thresholds, of each depth."""
-    finals: list[float]
-    """[n + 1], of each depth, with thresholds; else empty."""
-    thresholds: tuple[float, float] | None
-    """single and acc; None: coupled."""
-    edits: list[RowEdits]
-    """The edits of each row's logits; empty where nothing is penalised."""
-    masks: NDArray[np.int32] | None
-    """[n + 1, ceil(V / 32)]: bits of the tokens that a grammar allows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +49,7 @@ def lay_out(works: Sequence[Work]) -> tuple[list[Drawn], list[PromptChunk]]:
     for index, work in enumerate(works):
         session, end = work.session, first + work.num_logits
         if session.wants_prompt_rows:
-            last = min(session.kv_len + 1 + work.num_logits, session.prompt_len)
-            prompts.append(PromptChunk(work, first, session.tokens[session.kv_len + 1 : last]))
+            prompts.append(PromptChunk(work, first, session.prompt_after(work.num_logits)))
         if work.samples:
             tree = work.match.tree if work.match is not None else _EMPTY
             plan = session.sampler.plan(tree, session.output_len)

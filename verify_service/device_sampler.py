@@ -8,7 +8,7 @@ All rows of a tree are drawn, where the host would draw only those that it visit
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,9 +24,7 @@ from kernels.shaping import apply_bitmasks, apply_edits
 from kernels.transfer import Readback, to_device
 from outrider.v1 import verify_pb2
 from verify_service.device_layout import Drawn, PromptChunk, TreeBatch, lay_out, padded_width
-
-if TYPE_CHECKING:
-    from verify_service.planner import Work
+from verify_service.work import Work
 
 _BIASED_ROWS = 128  # of float64 over the vocabulary, several times over: 131 MB each of Llama 3's
 
@@ -92,7 +90,8 @@ class DeviceSampler:
             score_marks = self._score_paths(batch, accepted, logits, read)
         arrays = read.fetch()
         for each, start in zip(prompts, prompt_marks, strict=True):
-            _tell_prompt(each, arrays, start)
+            scores = [] if start is None else _token_logprobs(each.tokens.tolist(), arrays, start)
+            each.work.session.add_prompt_logprobs(scores)
         outcomes: list[Accepted | None] = [None] * len(works)
         if mark is None:
             return outcomes
@@ -105,7 +104,8 @@ class DeviceSampler:
             if index in tree_marks:
                 each.work.probabilities = np.exp(arrays[tree_marks[index]]).tolist()
             if index in score_marks:
-                each.work.logprobs = _path_logprobs(each, outcome, arrays, score_marks[index])
+                tokens = [*each.tree.tokens[outcome.nodes].tolist(), outcome.bonus]
+                each.work.logprobs = _token_logprobs(tokens, arrays, score_marks[index])
         return outcomes
 
     def _shape(self, drawn: list[Drawn], logits: torch.Tensor) -> None:
@@ -190,20 +190,7 @@ class DeviceSampler:
         return to_device(np.ascontiguousarray(array), self._device)
 
 
-def _tell_prompt(prompt: PromptChunk, arrays: list[NDArray[np.generic]], mark: int | None) -> None:
-    session = prompt.work.session
-    assert session.prompt_logprobs is not None
-    if not session.prompt_logprobs:
-        session.prompt_logprobs.append(verify_pb2.TokenLogprob(token=int(session.tokens[0])))
-    for place, token in enumerate(prompt.tokens.tolist()):
-        assert mark is not None
-        session.prompt_logprobs.append(_token_logprob(token, arrays, mark, place))
-
-
-def _path_logprobs(
-    drawn: Drawn, outcome: Accepted, arrays: list[NDArray[np.generic]], mark: int
-) -> list[verify_pb2.TokenLogprob]:
-    tokens = [*drawn.tree.tokens[outcome.nodes].tolist(), outcome.bonus]
+def _token_logprobs(tokens: list[int], arrays: list[NDArray[np.generic]], mark: int) -> list[verify_pb2.TokenLogprob]:
     return [_token_logprob(token, arrays, mark, place) for place, token in enumerate(tokens)]
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,11 +13,9 @@ from kernels.transfer import to_device
 from outrider.row_ring import RowRing, Rows
 from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import INLINE_FEATURE_BYTES
+from verify_service.assignment import Assignment, RowsWanted
+from verify_service.drafter import Drafter
 from verify_service.runner import Runner
-
-if TYPE_CHECKING:
-    from verify_service.assignment import Assignment
-    from verify_service.drafter import Drafter
 
 
 def feature_layout(spec: FeatureSpec, plane: torch.Tensor | None) -> common_pb2.FeatureLayout:
@@ -33,15 +29,6 @@ def feature_layout(spec: FeatureSpec, plane: torch.Tensor | None) -> common_pb2.
 def row_bytes(plane: torch.Tensor | None) -> int:
     """Bytes of a row; 0: none are kept."""
     return 0 if plane is None else plane.shape[1] * plane.element_size()
-
-
-@dataclass(slots=True)
-class RowsWanted:
-    """Rows of a message: their slots in the plane, and what the host has of a device's, once it has it."""
-
-    first_pos: int
-    slots: list[int]
-    fetched: Rows | None = None
 
 
 Message = tuple[common_pb2.FeatureRows, RowsWanted]

@@ -14,10 +14,11 @@ from verify_service.commands import Command
 from verify_service.counting import PLAN, WAIT, Counters
 from verify_service.drafters import Drafters
 from verify_service.halves import Halves, Part
-from verify_service.planner import Planner, Work, ms_since
+from verify_service.planner import Planner, ms_since
 from verify_service.scheduler import Scheduler
 from verify_service.telling import Teller
 from verify_service.turns import Pause, Settle, Wait
+from verify_service.work import Work
 
 # In which the event loop, which needs the interpreter for it, sends what drafters were just told.
 BREATH_S = 0.0003

@@ -11,7 +11,8 @@ from prometheus_client import CollectorRegistry
 
 from outrider.algorithms import algorithm_name
 from outrider.metrics import Families, Family, Reading, new_registry, reached
-from verify_service.counting import PHASES, CallTotals
+from verify_service.call_totals import CallTotals
+from verify_service.counting import PHASES
 from verify_service.proposals import Refusal
 from verify_service.step_loop import StepLoop
 

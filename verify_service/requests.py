@@ -26,8 +26,8 @@ from outrider.wire import (
 )
 from verify_service.grammar import GrammarState
 from verify_service.grammar_compiler import Compiled, GrammarCompiler
-from verify_service.sampler import SessionSampler
 from verify_service.session import Session, Speculation, token_buffer
+from verify_service.session_sampler import SessionSampler
 
 # Those of a prompt come in one message: the room in it, and what one takes at most.
 _LOGPROB_ROOM, _LOGPROB_BYTES = MAX_MESSAGE_BYTES - 2**21, 15

@@ -122,8 +122,7 @@ class Scheduler:
         self._stop(session)
         self._requeued += 1
         session.phase = Phase.WAITING
-        if session.wants_prompt_rows:
-            session.prompt_logprobs = []
+        session.drop_prompt_logprobs()
         self.waiting.insert(0, session)
         self.num_preemptions += 1
 

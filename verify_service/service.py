@@ -21,9 +21,9 @@ from outrider.tracing import Tracing
 from outrider.v1 import verify_pb2, verify_pb2_grpc
 from outrider.wire import WIRE_VERSION
 from verify_service.call_stream import CallStream
+from verify_service.call_totals import CallTotals
 from verify_service.calls import Calls, how_ended
 from verify_service.commands import Ask, Inbox
-from verify_service.counting import CallTotals
 from verify_service.feature_calls import FeatureCalls
 from verify_service.hosts import Hosts
 from verify_service.requests import SessionFactory

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import enum
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,7 +21,7 @@ from outrider.speculation_count import SpeculationCount
 from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import Ids
 from verify_service.grammar import GrammarState
-from verify_service.sampler import SessionSampler
+from verify_service.session_sampler import SessionSampler
 
 
 class Phase(enum.Enum):
@@ -112,6 +113,23 @@ class Session:
     def num_uncomputed(self) -> int:
         """Committed tokens without KV: 1 while it decodes."""
         return self.committed_len - self.kv_len
+
+    def prompt_after(self, num_rows: int) -> Ids:
+        """int32: the prompt's tokens that follow the next `num_rows` rows, one each; its last row has none."""
+        first = self.kv_len + 1
+        return self.tokens[first : min(first + num_rows, self.prompt_len)]
+
+    def add_prompt_logprobs(self, following: Iterable[verify_pb2.TokenLogprob]) -> None:
+        """Adds those of `prompt_after` a step's rows; the prompt's first token, which follows none, comes before."""
+        assert self.prompt_logprobs is not None
+        if not self.prompt_logprobs:
+            self.prompt_logprobs.append(verify_pb2.TokenLogprob(token=int(self.tokens[0])))
+        self.prompt_logprobs.extend(following)
+
+    def drop_prompt_logprobs(self) -> None:
+        """Drops those that follow rows without KV: these rows are computed again, and will add them again."""
+        if self.prompt_logprobs is not None and self.output_len == 0:
+            del self.prompt_logprobs[self.kv_len + 1 :]
 
     def commit(self, tokens: list[int]) -> list[int]:
         """Appends tokens up to the first that ends the output; returns those taken and sets `finish`."""

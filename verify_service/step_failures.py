@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from verify_service.planner import Work
-
 # After so many steps in a row that failed for every one of their sessions it is the engine that is at fault.
 MAX_FAILED_STEPS = 3
 
@@ -13,10 +11,3 @@ MAX_FAILED_STEPS = 3
 def ends_the_engine(error: Exception) -> bool:
     """Whether nothing can be computed any more: a device's errors stay, but for want of memory."""
     return isinstance(error, torch.AcceleratorError) and not isinstance(error, torch.OutOfMemoryError)
-
-
-def undo_prompt_rows(work: Work) -> None:
-    """Drops prompt log-probabilities that the work's failed step may have added; it will add them again."""
-    session = work.session
-    if session.prompt_logprobs:
-        del session.prompt_logprobs[session.kv_len + 1 if session.kv_len else 0 :]

@@ -38,15 +38,16 @@ from verify_service.drafters import Drafters
 from verify_service.features import FeatureSender
 from verify_service.gathering import BREATH_S, Gatherer
 from verify_service.intake import hear
-from verify_service.planner import Planner, Work, ms_since
+from verify_service.planner import Planner, ms_since
 from verify_service.runner import Runner
 from verify_service.sampler import Sampler
 from verify_service.scheduler import Scheduler
 from verify_service.session import Session
-from verify_service.step_failures import MAX_FAILED_STEPS, ends_the_engine, undo_prompt_rows
+from verify_service.step_failures import MAX_FAILED_STEPS, ends_the_engine
 from verify_service.telling import Teller
 from verify_service.turns import Compute, Lending, Steps, Turns, Wait
 from verify_service.weighing import Seen, Weigher
+from verify_service.work import Work
 
 log = get_logger(__name__)
 
@@ -228,7 +229,7 @@ class StepLoop:
         began_ns, sent = self.counters.lap(FORWARD), 0
         self._weigher.ended(works)  # its time tells nothing of drafts
         for work in works:
-            undo_prompt_rows(work)
+            work.session.drop_prompt_logprobs()
             start_ns = time.monotonic_ns()
             try:
                 outcomes = self._sampler.accept([work], self._runner.forward([work.segment()]), self._runner.likeliest)

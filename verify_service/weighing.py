@@ -21,7 +21,7 @@ from verify_service.counting import Counters
 from verify_service.drafter_record import DrafterRecord
 from verify_service.drafters import Drafters
 from verify_service.plain_times import QuietTimes
-from verify_service.planner import Work
+from verify_service.work import Work
 
 _LINGER_STEPS = 16  # steps after which a drafter that has not answered is thought to rest
 _TRIAL_STEPS = 8  # steps after which it may be given further sessions though it has not answered for the last ones

@@ -47,11 +47,12 @@ class WatchedInbox(Inbox):
         self._idle_at = -1
         self.kinds: list[type[Command]] = []
 
-    def put(self, command: Command, *, wake: bool = True) -> None:
+    def put(self, command: Command, *, wake: bool = True) -> list[Command]:
         self._num_put += 1
         self.kinds.append(type(command))
-        super().put(command, wake=wake)
+        lost = super().put(command, wake=wake)
         self._loop.call_soon_threadsafe(self.notify)
+        return lost
 
     def wait(self, until_ns: int | None) -> None:
         if until_ns is None:

@@ -70,6 +70,6 @@ async def test_a_call_that_nobody_took_before_the_engines_end_is_told(monkeypatc
         between.setattr(Inbox, "take", lambda _: [])
         made.inbox.end(Unavailable("the engine failed"))
     with pytest.raises(Unavailable, match="shutting down"):
-        await made.calls.begin(verify_pb2.GenerateRequest(), (), pytest.fail)
+        await made.calls.begin(verify_pb2.GenerateRequest(), (), lambda _: pytest.fail("told"))
     assert [type(response) for response in heard] == [Unavailable]
     assert not any(isinstance(command, Submit) for command in made.inbox.take())

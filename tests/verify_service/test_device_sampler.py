@@ -22,9 +22,9 @@ from tests.fakes import toy_config
 from tests.kernels.interpreted import kernel_device, run_under_the_interpreter
 from tests.verify_service.rig import build_factory, request
 from verify_service.device_sampler import TORCH, DeviceSampler, Kernels
-from verify_service.planner import Work
 from verify_service.proposals import Match, Proposal
 from verify_service.sampler import Sampler
+from verify_service.work import Work
 
 VOCAB, CONTEXT = 40, 64
 CPU = torch.device("cpu")

@@ -177,6 +177,22 @@ def test_prompt_rows_come_once_though_their_step_is_run_again() -> None:
         assert shown == [7, 6, 5, 4, 3, 2, 1]
 
 
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_prompt_rows_come_once_though_their_session_is_preempted(steps: int) -> None:
+    """While its prompt is computed, and once they were sent."""
+    rig = build_rig(MODEL, chunk=4)
+    asked = request([7, 6, 5, 4, 3, 2, 1], SamplingParams(temperature=0.0, max_tokens=3))
+    asked.prompt_logprobs = True
+    (session,) = rig.submit(asked)
+    for _ in range(steps):
+        rig.step()
+    rig.loop.scheduler.preempt(session)
+    rig.run()
+    assert rig.output(session) == MODEL.greedy([7, 6, 5, 4, 3, 2, 1], 3)
+    shown = [[entry.token for entry in each.prompt_logprobs] for each in rig.responses[session.session_id]]
+    assert shown == [[7, 6, 5, 4, 3, 2, 1], [], []]
+
+
 @pytest.mark.parametrize("error", [torch.AcceleratorError("device-side assert"), MemoryError("no more")])
 def test_an_error_of_the_engine_ends_every_session_and_is_raised(error: Exception) -> None:
     """A device's error at once; any other when it keeps coming back. Other replicas may go on with the sessions."""

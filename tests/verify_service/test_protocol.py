@@ -35,8 +35,8 @@ from tests.verify_service.rig import (
     taken,
 )
 from verify_service.commands import Released, Stop
-from verify_service.planner import Work
 from verify_service.session import Session
+from verify_service.work import Work
 
 Frame = list[verify_pb2.Proposal] | list[verify_pb2.Release]
 VOCAB = 8

@@ -10,8 +10,8 @@ from tests.verify_service.test_drafters import drafter, drafters, session
 from verify_service.assignment import Assignment
 from verify_service.counting import Counters
 from verify_service.plain_times import SAMPLES
-from verify_service.planner import Work
 from verify_service.weighing import Seen, Weigher
+from verify_service.work import Work
 
 PLAIN_MS = 10.0
 FLAT = {1: PLAIN_MS, 64: PLAIN_MS}
