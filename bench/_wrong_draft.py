@@ -81,7 +81,7 @@ class WrongDrafter:
         ]
 
     def num_nodes(self, wishes: Wishes) -> int:
-        """As many nodes as are wished."""
+        """The number of nodes that is wished."""
         return (wishes.num_draft_tokens or self.num_draft_tokens) - 1
 
     def is_brief(self, sessions: Sequence[Session]) -> bool:

@@ -95,7 +95,7 @@ class BodyDecoder:
             log.info("ignored an unknown field", field=name)
 
 
-# Objects, whose fields are looked at too.
+# Objects whose fields are looked at too; docs/errors.md and docs/http.md name them.
 _OPTIONS = ("sampling_params", "speculative", "stream_options", "response_format", "structured_outputs")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from gateway.body import strict_json
 from gateway.error_values import missing, not_text
 from gateway.json_schema import is_shallow
 from gateway.schemas import ContentPart, Message
@@ -82,10 +83,10 @@ def _part_text(part: ContentPart, path: str) -> str:
 
 def _tool_call(call: ToolCall) -> dict[str, Any]:
     """Templates print arguments as an object where they are one, and one that can be written: a half of a surrogate
-    pair has no UTF-8."""
+    pair has no UTF-8, and of an infinite number (`1e999`), a NaN or a repeated key something would be lost."""
     try:
-        arguments = json.loads(call.function.arguments)
-        json.dumps(arguments, ensure_ascii=False).encode()
+        arguments = strict_json(call.function.arguments)
+        json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict) or not is_shallow(arguments):

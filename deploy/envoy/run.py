@@ -104,8 +104,8 @@ def signals() -> int:
     return readable
 
 
-def parse(words: list[str]) -> argparse.Namespace:
-    """The flags."""
+def flags() -> argparse.ArgumentParser:
+    """The flags, each by itself."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--host", default="127.0.0.1", help="Address to listen on.")
     parser.add_argument("--port", type=int, default=8080, help="Port for HTTP and gRPC.")
@@ -131,6 +131,12 @@ def parse(words: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--log-level", default="warning")
     parser.add_argument("--check", action="store_true", help="Only say whether Envoy takes the configuration.")
+    return parser
+
+
+def parse(words: list[str]) -> argparse.Namespace:
+    """The flags' values, checked together; ends with status 2 and a line for what does not fit."""
+    parser = flags()
     args = parser.parse_args(words)
     pairs = (("tls_certificate", "tls_key"), *((f"{to}_certificate", f"{to}_key") for to in ("gateway", "verify")))
     for one, other in pairs:

@@ -30,7 +30,7 @@ def main() -> int:
             for response in stub.Generate(request, timeout=60):
                 show(response)
         except grpc.RpcError as error:
-            print(f"{error.code().name}: {error.details()}", file=sys.stderr)  # type: ignore[attr-defined]
+            print(f"{error.code().name}: {error.details()}", file=sys.stderr)
             return 1
     return 0
 

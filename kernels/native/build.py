@@ -161,7 +161,7 @@ def _kept(library: Path, folder: Path) -> Path:
 
 
 def _known_flags(path: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Of ALWAYS_FUSED and of NATIVE_FLAGS, those that the compiler at `path` knows. CannotBuild: it knows nothing.
+    """Those of ALWAYS_FUSED and of NATIVE_FLAGS that the compiler at `path` knows. CannotBuild: it knows nothing.
 
     Asked with an empty file: one that fails over the kernels' own, as for want of memory, is not given fewer flags.
     """

@@ -1,6 +1,20 @@
 """Settings of every process: a frozen dataclass each (outrider/flags.py makes the command line of it).
 
 Flags that SGLang has keep its names, meanings and defaults.
+
+Services:
+    verify, draft, gateway, serve  the flags of a command each
+
+Parts that several have:
+    speculation                    drafting: `draft` and `serve`
+    quantization                   names of --quantization
+    links                          TLS and tokens
+    observing                      metrics and traces
+
+Other commands:
+    tools                          `chat`, `convert`, `health`
+    admin                          `drafters`
+    top                            `top`
 """
 
 from outrider.args.draft import DraftArgs

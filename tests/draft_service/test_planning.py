@@ -455,7 +455,7 @@ def test_large_batches_have_candidates_of_their_own_and_none_means_no_speculatio
 
 
 class Shaped:
-    """As much of a drafter as a planner needs."""
+    """The part of a drafter that a planner needs."""
 
     algorithm = common_pb2.ALGORITHM_EAGLE3
 

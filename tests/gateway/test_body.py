@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -112,6 +114,16 @@ def test_names_of_unknown_fields_can_always_be_sent() -> None:
         BodyDecoder(strict_fields=True).decode(body, ChatCompletionRequest)
     failure(refused.value)
     BodyDecoder(strict_fields=False)
+
+
+@pytest.mark.parametrize(
+    ("page", "sentence"),
+    [("errors.md", r"for those of (.*?)\. Within all other objects"), ("http.md", r"also within\s(.*?), are ignored")],
+)
+def test_guides_name_the_objects_whose_fields_are_looked_at(page: str, sentence: str) -> None:
+    text = (Path(__file__).parents[2] / "docs" / page).read_text(encoding="utf-8")
+    (objects,) = re.findall(sentence, text, re.DOTALL)
+    assert re.findall(r"`(\w+)`", objects) == list(reading._OPTIONS)
 
 
 @pytest.mark.asyncio

@@ -354,6 +354,23 @@ def test_arguments_of_earlier_calls_are_anything(client: openai.OpenAI, argument
     assert client.chat.completions.create(model="small", messages=messages).choices
 
 
+@pytest.mark.parametrize("arguments", ['{"x":NaN}', '{"x":1e999}', '{"x":1,"x":2}'])
+@pytest.mark.parametrize("route", ["chat/completions", "responses"])
+def test_arguments_that_are_no_json_go_back_as_they_were(
+    gateway: RunningGateway, tokenizer: Tokenizer, route: str, arguments: str
+) -> None:
+    call = {"name": "now", "arguments": arguments}
+    if route == "responses":
+        made = {"type": "function_call", "call_id": "c", **call}
+        fields: Any = {"input": [*USER, made, {"type": "function_call_output", "call_id": "c", "output": "1"}]}
+    else:
+        turn = {"role": "assistant", "tool_calls": [{"id": "c", "type": "function", "function": call}]}
+        fields = {"messages": [*USER, turn, {"role": "tool", "tool_call_id": "c", "content": "1"}]}
+    reply = httpx.post(f"{gateway.url}/v1/{route}", json=fields)
+    assert reply.status_code == 200, reply.text
+    assert f"<tool_call>\n{json.dumps(call)}\n</tool_call>" in prompt_of(gateway, tokenizer)
+
+
 def test_whole_numbers_of_any_size_reach_the_template(client: openai.OpenAI) -> None:
     schema = {"type": "object", "properties": {"wei": {"type": "integer", "maximum": 2**256}}}
     tools = [{"type": "function", "function": {"name": "send", "parameters": schema}}]

@@ -212,6 +212,37 @@ async def test_tool_calls_and_arguments_are_covered(tmp_path: Path) -> None:
         await conversations.template.close()
 
 
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        ('{"x":1e3}', '{"x": 1000.0}'),
+        ('{"x":NaN}', '{"x":NaN}'),
+        ('{"x":-Infinity}', '{"x":-Infinity}'),
+        ('{"x":1e999}', '{"x":1e999}'),
+        ('{"x":[{"y":-1e999}]}', '{"x":[{"y":-1e999}]}'),
+        ('{"x":1,"x":2}', '{"x":1,"x":2}'),
+        ('{"x":{"y":1,"y":2}}', '{"x":{"y":1,"y":2}}'),
+        ('{"x":', '{"x":'),
+        ("[1,2]", "[1,2]"),
+    ],
+)
+async def test_arguments_that_are_no_object_reach_the_template_as_the_model_wrote_them(
+    tmp_path: Path, arguments: str, shown: str
+) -> None:
+    template = (
+        "{% for m in messages %}{% for call in m.tool_calls %}{% set given = call.function.arguments %}"
+        "{{ given if given is string else given | tojson }}{% endfor %}{% endfor %}"
+    )
+    conversations = await open_folder(models.write_folder(tmp_path, models.byte_level(), template))
+    call = {"id": "c", "function": {"name": "f", "arguments": arguments}}
+    try:
+        said = [Message(role="user", content="x"), *json_messages([{"role": "assistant", "tool_calls": [call]}])]
+        assert models.byte_level().decode(await conversations.ids(to_template(said))) == shown
+    finally:
+        await conversations.template.close()
+
+
 CALCULATOR = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}}
 NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
 IN_WORDS = "{% for m in messages %}{% if m.role == 'user' %}user {{ m.content }}{% else %}?{% endif %}{% endfor %}"

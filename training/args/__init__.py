@@ -1,4 +1,10 @@
-"""Settings of `outrider train`'s commands. Imports no torch."""
+"""Settings of `outrider train`'s commands. Imports no torch.
+
+A file each:
+    target                  the target, and where it runs
+    data, head, evaluation  `train data`, `train head`, `train eval`
+    export                  commands that write what was trained
+"""
 
 from training.args.data import DataArgs
 from training.args.evaluation import EvalArgs
