@@ -38,7 +38,7 @@ Links between processes:
 Who may call:
     auth                         bearer tokens of services
     api_keys                     the gateway's keys
-    listed_lines                 files with a thing a line, read again when they change
+    listed_lines, file_stamp     files with a thing a line, read again when they change; whether one has
     tls                          certificates that are renewed without a restart
 
 A process and its machine:

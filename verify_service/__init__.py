@@ -5,7 +5,7 @@ The process:
     sizing                               how large pool, contexts and chunks are
     target                               what a process says of itself
     turns                                which thread takes the engine's steps on
-    metrics, counting                    what Prometheus is told; plain numbers behind that
+    metrics, counting, call_totals       what Prometheus is told; plain numbers behind that
     tracing                              spans of traced calls
     admin                                the rpcs of AdminService
 
@@ -23,9 +23,10 @@ Sessions:
 A step:
     step_loop                            the engine's loop, from commands to telling
     gathering                            proposals matched, late ones waited for
-    planner                              which trees and rows go in
+    planner, work                        which trees and rows go in; a session's part of them
     runner                               what the loop needs of a model
-    sampler, device_sampler              drawing and acceptance; the same where the logits are
+    session_sampler, sampler             one session's rule of drawing; a step's draws and acceptance
+    device_sampler                       the same where the logits are
     device_layout                        how a step's work lies for that
     logprobs                             log-probabilities of tokens
     committing                           pages kept, tokens sent, verdicts prepared
