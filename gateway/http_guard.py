@@ -21,6 +21,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from gateway.errors import NOT_BEGUN, HttpError
 from gateway.exchange import ABORT_EXTENSION, STALL_LIMIT_S, WRITE_EXTENSION
 from gateway.http_refusals import MAX_HEADER_BYTES, fault_of_head, header_too_large, refusal
+from gateway.lingering import LingeringTransport
 from outrider.args.links import host_port
 from outrider.strangers import tcp_peer
 from outrider.telemetry import Throttle, get_logger
@@ -72,6 +73,8 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Refuses the connection past the limit; starts the clock for its first request."""
         super().connection_made(transport)
+        self._lingering = LingeringTransport(transport, self._is_unread, self._begin_linger)
+        self.transport = cast(asyncio.Transport, self._lingering)
         self.flow = self._flow = _Flow(transport)
         self._watch_reading()
         if self.client is not None:
@@ -87,17 +90,19 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Stops the clocks; ends what is being answered; tells of who asked for nothing, as scanners of ports do."""
         self._stop_timer()
+        self._lingering.ended()
         if self._read_timer is not None:
             self._read_timer.cancel()
-        for cycle in self._open:  # uvicorn tells the newest alone, which may not have begun
-            cycle.disconnected = True
-            cycle.message_event.set()
+        self._disconnect()
         if not self._spoke and self._refusal is None and _lines.allows():
             log.info("a connection ended without a request", peer=self._peer)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Reads on: also while requests wait for their turn, since a hang-up would not be noticed otherwise."""
+        if self._lingering.is_lingering:
+            self._lingering.dropped(len(data))
+            return
         self._late += data
         self._read()
 
@@ -235,6 +240,25 @@ class GuardedProtocol(HttpToolsProtocol):
         if not any(cycle.response_started for cycle in self._open):  # else it would stand within an answer
             self.transport.write(refusal(error, request_id))
         self.transport.close()
+
+    def _disconnect(self) -> None:
+        for cycle in self._open:  # uvicorn tells the newest alone, which may not have begun
+            cycle.disconnected = True
+            cycle.message_event.set()
+
+    def _is_unread(self) -> bool:
+        """Whether the peer was answered, and refused, before it had said all."""
+        if self._refusal is not None:
+            return not any(cycle.response_started for cycle in self._open)
+        return any(cycle.response_complete and cycle.more_body for cycle in self._open)
+
+    def _begin_linger(self) -> None:
+        """Reads on, to drop what comes; the connection counts no longer, and what it asked for besides ends."""
+        self.connections.discard(self)
+        self._disconnect()
+        self._late, self._unread = bytearray(), []
+        self._flow.has_enough = False
+        self._flow.resume_reading()
 
     # ---- The clocks
 

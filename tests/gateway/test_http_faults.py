@@ -466,11 +466,9 @@ def test_a_body_that_never_ends(hurried: RunningGateway) -> None:
 @pytest.mark.parametrize("size", [40_000, 2**20])
 @pytest.mark.parametrize("ended", [True, False])
 def test_huge_headers(gateway: RunningGateway, size: int, ended: bool) -> None:
-    status = 431  # the answer may be lost, since the connection is closed with some of the request unread
-    with raw(gateway) as connection, contextlib.suppress(ConnectionResetError, BrokenPipeError):
+    with raw(gateway) as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\nx-large: " + b"x" * size + b"\r\n\r\n" * ended)
-        status = read_status(connection)
-    assert status == 431
+        assert read_status(connection) == 431
     assert httpx.get(f"{gateway.url}/health").status_code == 200
 
 

@@ -167,3 +167,13 @@ def test_scans_slow_headers_and_garbage_get_nowhere_and_are_logged(
         ("refused a connection", 400), ("refused a connection", 408), ("refused a connection", 431),
     ]  # fmt: skip
     assert all(log["peer"].startswith("127.0.0.1:") for log in logs if log["event"].startswith(("refused", "a conn")))
+
+
+@pytest.mark.asyncio
+async def test_who_sends_too_much_gets_the_answer(start: Start, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    certfile, keyfile = authority.issue("localhost", "localhost", "127.0.0.1")
+    with start(ssl_certfile=certfile, ssl_keyfile=keyfile, max_body_bytes=100_000) as gateway:
+        url = f"https://localhost:{gateway.port}/v1/completions"
+        async with httpx.AsyncClient(verify=trusting(authority)) as client:
+            assert (await client.post(url, json={"prompt": "x" * 12_000_000})).status_code == 413
