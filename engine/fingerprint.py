@@ -1,4 +1,4 @@
-"""Names for what must be equal on two sides: a vocabulary, and the arithmetic of a target."""
+"""A name for what must be equal on two sides: the arithmetic of a target."""
 
 from __future__ import annotations
 
@@ -7,23 +7,11 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from outrider.text_files import load_tokenizer, read_json
+from outrider.text_files import read_json
 
 SAMPLE_BYTES = 1 << 20
 SAMPLES_PER_FILE = 16
 _MERE_NAMES = {"_name_or_path", "transformers_version"}
-
-
-def vocab_fingerprint(folder: Path) -> str:
-    """SHA-256 (hex) of the tokenizer's id -> token table; empty for a folder without tokenizer.json.
-
-    Equal iff ids mean the same tokens: merges and pre-tokenisation, which only decide how text is split, are left out.
-    """
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        return ""
-    table = sorted((index, token) for token, index in load_tokenizer(path).get_vocab(with_added_tokens=True).items())
-    return hashlib.sha256(json.dumps(table, ensure_ascii=False, separators=(",", ":")).encode()).hexdigest()
 
 
 def config_facts(folder: Path) -> str:

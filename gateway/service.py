@@ -41,6 +41,12 @@ from outrider.telemetry import get_logger
 
 log = get_logger(__name__)
 
+# What is over --max-schema-bytes, in words, and the error's code.
+_GRAMMARS = {
+    "json_schema": ("schema", "invalid_json_schema"), "regex": ("regex", "invalid_grammar"),
+    "ebnf": ("grammar", "invalid_grammar"),
+}  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class Ready:
@@ -127,7 +133,8 @@ class Gateway:
         args = self.args
         folder = Path(args.tokenizer_path or info.model.model_path)
         given = Path(args.chat_template) if args.chat_template else None
-        files = await asyncio.to_thread(TokenizerFiles.load, folder, given, info.model.vocab_size)
+        model = info.model
+        files = await asyncio.to_thread(TokenizerFiles.load, folder, given, model.vocab_size, model.vocab_fingerprint)
         of_model = args.sampling_defaults == "model"
         sampling = read_defaults(Path(info.model.model_path), folder) if of_model else OPENAI
         context_length = info.limits.context_length or info.model.context_length
@@ -222,11 +229,16 @@ class Gateway:
                 f"The prompt has {max(plan.prompt_lens)} tokens; this server takes {most}.",
                 field=prompt_field, code="context_length_exceeded",
             )  # fmt: skip
-        size = plan.calls[0].sampling.grammar.ByteSize()
+        grammar = plan.calls[0].sampling.grammar
+        kind = grammar.WhichOneof("kind")
+        if kind not in _GRAMMARS:
+            return
+        size = len(getattr(grammar, kind).encode())
         if size > self.args.max_schema_bytes:
+            what, code = _GRAMMARS[kind]
             raise InvalidArgument(
-                f"The schema has {size} bytes; this server takes {self.args.max_schema_bytes}.",
-                field=grammar_field, code="invalid_json_schema",
+                f"The {what} has {size} bytes; this server takes {self.args.max_schema_bytes}.",
+                field=grammar_field, code=code,
             )  # fmt: skip
 
 

@@ -14,9 +14,10 @@ from gateway.detokenizer import DetokenizerFactory, detokenizer_factory
 from gateway.offload import offload
 from gateway.shield import Cover, Shield
 from gateway.template import ChatTemplate
-from outrider.errors import InvalidArgument, StartupError
-from outrider.text_files import load_tokenizer
+from outrider.errors import InvalidArgument, StartupError, reason_of
+from outrider.text_files import fingerprint_of, fitted, load_tokenizer
 
+_PANIC = "PanicException"  # of libraries in Rust: no Exception, and of a module that cannot be imported
 _COST = 16  # a character costs that many times what a byte of JSON does
 
 
@@ -28,13 +29,30 @@ class TokenizerFiles:
     template: ChatTemplate | None
 
     @classmethod
-    def load(cls, folder: Path, chat_template: Path | None = None, vocab_size: int | None = None) -> TokenizerFiles:
-        """Reads tokenizer.json, for a model of so many ids, and the chat template; StartupError names the file that is
-        missing or broken."""
+    def load(
+        cls, folder: Path, chat_template: Path | None = None, vocab_size: int | None = None, fingerprint: str = ""
+    ) -> TokenizerFiles:  # fmt: skip
+        """Reads tokenizer.json and the chat template.
+
+        For a model of so many ids, and with a vocabulary of that fingerprint, where there is one. StartupError names
+        the file that is missing, broken, or another model's.
+        """
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise StartupError(f"no tokenizer at {path}; --tokenizer-path names a folder with tokenizer.json")
-        return cls(load_tokenizer(path, vocab_size), ChatTemplate.of_folder(folder, chat_template))
+        tokenizer = load_tokenizer(path)
+        if fingerprint and fingerprint_of(tokenizer) != fingerprint:
+            raise StartupError(
+                f"{path} has another vocabulary than the model that verify serves: its ids would mean other tokens; "
+                "--tokenizer-path names a folder with that model's tokenizer.json"
+            )
+        if vocab_size is not None:
+            tokenizer = fitted(tokenizer, vocab_size, path)
+        try:
+            encode(tokenizer, "a", special=False)  # with the first text come its threads, or never
+        except RuntimeError as error:
+            raise StartupError(f"{path} cannot be used: {error}. May this process start threads?") from error
+        return cls(tokenizer, ChatTemplate.of_folder(folder, chat_template))
 
 
 class TextCodec:
@@ -96,8 +114,16 @@ class TextCodec:
 
 
 def encode(tokenizer: Tokenizer, text: str, *, special: bool) -> list[int]:
-    """Ids of `text`. The batch call gives the interpreter lock free while it works; the single one does not."""
-    return tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids
+    """Ids of `text`. The batch call gives the interpreter lock free while it works; the single one does not.
+
+    RuntimeError where the library panics.
+    """
+    try:
+        return tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids
+    except BaseException as error:
+        if isinstance(error, Exception) or type(error).__name__ != _PANIC:
+            raise
+        raise RuntimeError(f"the tokenizer failed: {reason_of(error)}") from error
 
 
 def _with_nonces(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -23,7 +24,7 @@ DEFAULT, TOOL_USE = "default", "tool_use"
 def load_tokenizer(path: Path, vocab_size: int | None = None) -> Tokenizer:
     """tokenizer.json for whole texts: the truncation and padding that some have kept are of whoever trained with it.
 
-    For a model of `vocab_size` ids as `embedded` has it, with a warning. StartupError when it cannot be read.
+    For a model of `vocab_size` ids as `fitted` has it. StartupError when it cannot be read.
     """
     check_file(path)
     try:
@@ -32,9 +33,29 @@ def load_tokenizer(path: Path, vocab_size: int | None = None) -> Tokenizer:
         raise StartupError(f"{path} cannot be read: {reason_of(error)}") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    return tokenizer if vocab_size is None else fitted(tokenizer, vocab_size, path)
+
+
+def vocab_fingerprint(folder: Path) -> str:
+    """As fingerprint_of; empty for a folder without tokenizer.json."""
+    path = folder / "tokenizer.json"
+    return fingerprint_of(load_tokenizer(path)) if path.is_file() else ""
+
+
+def fingerprint_of(tokenizer: Tokenizer) -> str:
+    """SHA-256 (hex) of the tokenizer's id -> token table.
+
+    Equal iff ids mean the same tokens: merges and pre-tokenisation, which only decide how text is split, are left out.
+    """
+    table = sorted((index, token) for token, index in tokenizer.get_vocab(with_added_tokens=True).items())
+    return hashlib.sha256(json.dumps(table, ensure_ascii=False, separators=(",", ":")).encode()).hexdigest()
+
+
+def fitted(tokenizer: Tokenizer, vocab_size: int, path: Path) -> Tokenizer:
+    """The tokenizer for a model of `vocab_size` ids as `embedded` has it, with a warning that names its file."""
     added = tokenizer.get_added_tokens_decoder()
-    beyond = [] if vocab_size is None else [added[token].content for token in sorted(added) if token >= vocab_size]
-    if vocab_size is None or not beyond:
+    beyond = [added[token].content for token in sorted(added) if token >= vocab_size]
+    if not beyond:
         return tokenizer
     log.warning(
         "the model has no embedding of some of its tokenizer's added tokens: they are text", path=str(path),

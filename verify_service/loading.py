@@ -13,7 +13,6 @@ from engine.batch import Segment
 from engine.config import ModelConfig
 from engine.execution import Execution, GraphSizes
 from engine.feature_spec import FeatureSpec
-from engine.fingerprint import vocab_fingerprint
 from engine.model_folder import resolve_model
 from engine.runner import ModelRunner, model_shapes
 from engine.threads import share_cores
@@ -22,6 +21,7 @@ from outrider.cost_table import CostTable
 from outrider.out_of_memory import memory_for
 from outrider.placement import Placement
 from outrider.telemetry import get_logger
+from outrider.text_files import vocab_fingerprint
 from verify_service.device_sampler import DeviceSampler
 from verify_service.sizing import Sizes, choose_sizes, graph_sessions
 

@@ -14,7 +14,6 @@ from engine.cpu_kernels import cpu_kernels
 from engine.devices import pick_device, take_device
 from engine.feature_spec import FeatureSpec
 from engine.feature_wire import wire_kind
-from engine.fingerprint import vocab_fingerprint
 from engine.model_folder import resolve_model
 from engine.models.heads.base import Head
 from engine.models.heads.load import HeadFolder, load_head
@@ -26,6 +25,7 @@ from engine.shipped import shipped_head, shipped_token_map, stored_quantization
 from engine.threads import share_cores
 from outrider.args import DraftArgs
 from outrider.errors import StartupError
+from outrider.text_files import vocab_fingerprint
 from outrider.v1 import common_pb2
 
 _ALGORITHMS = {"eagle": common_pb2.ALGORITHM_EAGLE, "eagle3": common_pb2.ALGORITHM_EAGLE3}

@@ -19,7 +19,6 @@ from engine.attention import AttentionChoice
 from engine.config import ModelConfig
 from engine.devices import pick_device
 from engine.execution import Execution
-from engine.fingerprint import vocab_fingerprint
 from engine.model_folder import resolve_model
 from engine.models.heads.token_map import load_token_map
 from engine.quantization import draft_quantization
@@ -28,6 +27,7 @@ from engine.shipped import is_shipped, shipped_head, shipped_token_map, stored_q
 from engine.threads import share_cores
 from outrider.args import DraftArgs
 from outrider.errors import StartupError
+from outrider.text_files import vocab_fingerprint
 from outrider.v1 import common_pb2
 from outrider.wire import Ids
 

@@ -17,9 +17,9 @@ import transformers
 from engine import embedded
 from engine.config import ModelConfig
 from engine.embedded import ensure_embedded_model
-from engine.fingerprint import vocab_fingerprint
 from engine.model_folder import resolve_model
 from outrider.errors import StartupError
+from outrider.text_files import vocab_fingerprint
 from tests.engine.tiny import SHAPE, save_model
 
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}<|im_end|>{% endfor %}"

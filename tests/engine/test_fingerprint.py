@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, models
 
-from engine.fingerprint import SAMPLE_BYTES, config_facts, numerics_id, vocab_fingerprint
+from engine.fingerprint import SAMPLE_BYTES, config_facts, numerics_id
 from outrider.errors import StartupError
+from outrider.text_files import vocab_fingerprint
 
 
 def save(folder: Path, vocab: dict[str, int], specials: list[str] | None = None) -> Path:

@@ -17,13 +17,13 @@ from safetensors.torch import load_file, save_file
 from engine.checkpoint import read_header
 from engine.config import ModelConfig
 from engine.devices import pick_device
-from engine.fingerprint import vocab_fingerprint
 from engine.loader import compute_dtype, load_checkpoint
 from engine.model_folder import resolve_model
 from engine.models.llama_weights import tensor_shapes
 from engine.runner import ModelRunner
 from engine.weight_files import INDEX_NAME
 from outrider.errors import StartupError
+from outrider.text_files import vocab_fingerprint
 from tests.engine.tiny import save_model, sessions
 
 WEIGHTS = "model.safetensors"

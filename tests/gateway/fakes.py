@@ -23,6 +23,7 @@ from gateway.tls_listener import Server
 from outrider.args import GatewayArgs
 from outrider.errors import OutriderError, Unavailable, Unimplemented
 from outrider.rpc import bind, create_server
+from outrider.text_files import vocab_fingerprint
 from outrider.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from outrider.wire import WIRE_VERSION, unpack_ids
 from tests.gateway.multiplexed import multiplexed
@@ -47,7 +48,7 @@ class FakeVerify(verify_pb2_grpc.VerifyServiceServicer):
     say: Callable[[verify_pb2.GenerateRequest, int], Sequence[int]] = lambda request, choice: [5, 6, 7]
     boot_id: str = "boot"
     numerics_id: str = "numerics"
-    fingerprint: str = "vocabulary"
+    fingerprint: str = ""  # that of the folder's vocabulary
     context_length: int = 512
     max_choices: int = 8
     max_running: int = 8
@@ -86,6 +87,10 @@ class FakeVerify(verify_pb2_grpc.VerifyServiceServicer):
             self.holding.set()
             await asyncio.Event().wait()
 
+    def _of_folder(self) -> str:
+        self.fingerprint = vocab_fingerprint(self.folder)
+        return self.fingerprint
+
     async def GetServerInfo(self, request: Any, context: Any) -> verify_pb2.VerifyServiceGetServerInfoResponse:
         """The test's limits."""
         await self._be_late()
@@ -95,8 +100,8 @@ class FakeVerify(verify_pb2_grpc.VerifyServiceServicer):
             version="0", wire_version=WIRE_VERSION, boot_id=self.boot_id,
             model=common_pb2.ModelInfo(
                 model_path=str(self.folder), architecture="Fake", vocab_size=self.vocab_size,
-                vocab_fingerprint=self.fingerprint, context_length=self.context_length, dtype="float32",
-                numerics_id=self.numerics_id, eos_token_ids=[self.eos],
+                vocab_fingerprint=self.fingerprint or self._of_folder(), context_length=self.context_length,
+                dtype="float32", numerics_id=self.numerics_id, eos_token_ids=[self.eos],
             ),
             limits=verify_pb2.RequestLimits(
                 context_length=self.context_length, max_running_requests=self.max_running,

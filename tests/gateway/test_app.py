@@ -24,6 +24,7 @@ from outrider.errors import StartupError
 from outrider.serving import check_free
 from tests.gateway.conftest import ANSWER
 from tests.gateway.fakes import FakeVerify, LoopThread, serving
+from tests.gateway.models import byte_level
 from tests.image import hiding_all_but
 from tests.polling import until
 
@@ -324,6 +325,7 @@ def test_a_port_in_use(start: Start, tmp_path: Path, flag: str) -> None:
     ("words", "message"),
     [
         (["--tokenizer-path=/nowhere"], "no tokenizer at /nowhere"),
+        (["--tokenizer-path={folder}/other"], "other/tokenizer.json has another vocabulary than the model that verify"),
         (["--chat-template={folder}/bad.jinja"], "the chat template does not work"),
         (["--api-key-file=/nowhere"], "--api-key-file"),
         (["--tool-call-parser=magic"], "--tool-call-parser is 'magic'; it must be one of hermes"),
@@ -334,6 +336,8 @@ def test_what_cannot_be_served_ends_it(
     start: Start, verify: tuple[FakeVerify, str, LoopThread], tmp_path: Path, words: list[str], message: str
 ) -> None:
     (tmp_path / "bad.jinja").write_text("{% for a in range(99999) %}{{ ''.__class__ }}{% endfor %}{{ nothing.more }}")
+    (tmp_path / "other").mkdir()
+    byte_level(300).save(str(tmp_path / "other" / "tokenizer.json"))
     filled = [word.format(folder=tmp_path) for word in words]
     process = start("--port=0", f"--verify-address={verify[1]}", *filled)
     assert process.wait(30) == 2

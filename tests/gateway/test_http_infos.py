@@ -324,3 +324,6 @@ def test_limits(folder: Path, tmp_path: Path) -> None:
         assert (long.json()["error"]["code"], long.json()["error"]["param"]) == ("context_length_exceeded", "messages")
         schema = {"type": "json_schema", "json_schema": {"schema": {"const": "x" * 50}}}
         assert post("sk-a", response_format=schema).json()["error"]["code"] == "invalid_json_schema"
+        error = post("sk-a", structured_outputs={"regex": "x" * 51}).json()["error"]
+        assert error["message"] == "The regex has 51 bytes; this server takes 50."
+        assert (error["code"], error["param"]) == ("invalid_grammar", "structured_outputs.regex")

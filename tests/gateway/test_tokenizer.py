@@ -7,18 +7,19 @@ import threading
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Never, cast
 
 import msgspec
 import pytest
 import pytest_asyncio
+from tokenizers import Tokenizer
 
 import gateway.tokenizer
 from gateway.conversation import encode_conversation
 from gateway.messages import to_template
 from gateway.schemas import ChatCompletionRequest, Message
 from gateway.template import ChatTemplate
-from gateway.tokenizer import TextCodec, TokenizerFiles
+from gateway.tokenizer import TextCodec, TokenizerFiles, encode
 from outrider.errors import InvalidArgument, StartupError
 from tests.gateway import models
 
@@ -353,3 +354,14 @@ def test_missing_and_broken_files(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(StartupError, match="cannot be read"):
         TokenizerFiles.load(tmp_path)
+
+
+def test_a_library_that_panics_fails_one_request() -> None:
+    panic = type("PanicException", (BaseException,), {})
+
+    class Panics:
+        def encode_batch_fast(self, texts: list[str], **_: Any) -> Never:
+            raise panic("no threads")
+
+    with pytest.raises(RuntimeError, match="the tokenizer failed: no threads"):
+        encode(cast("Tokenizer", Panics()), "x", special=False)
