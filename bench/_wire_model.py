@@ -17,7 +17,8 @@ from bench._wire_script import NUM_TOP, VOCAB_SIZE, Script, Setting
 from draft_service.drafters.growing_native import NativeGrower
 from draft_service.drafters.kv import DraftCache
 from draft_service.drafters.models import Tips
-from draft_service.drafters.standalone import MAX_BATCH_TOKENS, ROWS_PER_SESSION
+from draft_service.drafters.pool_size import ROWS_PER_SESSION
+from draft_service.drafters.standalone import MAX_BATCH_TOKENS
 from engine.cpu_kernels import cpu_kernels
 from engine.models.heads.runner import HeadRunner
 from kernels.native.build import SOURCES, load_library

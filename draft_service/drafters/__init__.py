@@ -19,7 +19,7 @@ Models:
     eagle, mtp, heads               heads as drafters; from flags to one
     model_drafter                   what drafters with a model share
     session_drafter, roster         drafts for sessions; who they are, and who was given up
-    kv                              a drafter's own pages
+    kv, pool_size                   a drafter's own pages; whether there is memory for them
     features                        the target's states on their way to a head
     carrying                        a head's outputs, for rows that go on from there
 

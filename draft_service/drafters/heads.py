@@ -8,12 +8,14 @@ from draft_service.drafters.eagle import EagleDrafter
 from draft_service.drafters.graphs import graph_sizes, tree_sizes
 from draft_service.drafters.models import HeadModel
 from draft_service.drafters.mtp import MultiLayerDrafter
+from draft_service.drafters.pool_size import ROWS_PER_SESSION, check_pool
 from draft_service.drafters.shape import TreeShape, possible_steps, tree_shape
-from draft_service.drafters.standalone import MAX_BATCH_TOKENS, ROWS_PER_SESSION
+from draft_service.drafters.standalone import MAX_BATCH_TOKENS
 from engine.cpu_kernels import cpu_kernels
 from engine.devices import pick_device, take_device
 from engine.feature_spec import FeatureSpec
 from engine.feature_wire import wire_kind
+from engine.loader import compute_dtype
 from engine.model_folder import resolve_model
 from engine.models.heads.base import Head
 from engine.models.heads.load import HeadFolder, load_head
@@ -45,6 +47,8 @@ def make_drafter(args: DraftArgs) -> EagleDrafter | MultiLayerDrafter:
     target = TargetShape.from_folder(target_folder)
     device = pick_device(args.device)
     take_device(device)
+    block = HeadFolder.open(folder, load_format=load_format).config.block
+    check_pool(args, block, compute_dtype(args.dtype, target), device)
     stored = stored_quantization(folder, device)
     method = check_quantization(
         draft_quantization(args.speculative_draft_model_quantization, args.quantization, stored=stored), device

@@ -12,6 +12,7 @@ from draft_service.drafters.graphs import graph_sizes
 from draft_service.drafters.kv import CacheRows
 from draft_service.drafters.model_drafter import ModelDrafter
 from draft_service.drafters.models import DraftModel, LanguageModel
+from draft_service.drafters.pool_size import ROWS_PER_SESSION, check_pool
 from draft_service.drafters.roster import State
 from draft_service.drafters.shape import TreeShape, possible_steps, tree_shape
 from draft_service.session import Session
@@ -19,6 +20,7 @@ from engine.attention import AttentionChoice
 from engine.config import ModelConfig
 from engine.devices import pick_device
 from engine.execution import Execution
+from engine.loader import compute_dtype
 from engine.model_folder import resolve_model
 from engine.models.heads.token_map import load_token_map
 from engine.quantization import draft_quantization
@@ -33,8 +35,6 @@ from outrider.wire import Ids
 
 # Rows of one forward: prompts are cut to it.
 MAX_BATCH_TOKENS = 2048
-# Table rows for each session: its own, and forks while drafting ahead.
-ROWS_PER_SESSION = 3
 
 
 class StandaloneDrafter(ModelDrafter[State]):
@@ -68,6 +68,7 @@ def make_drafter(args: DraftArgs) -> StandaloneDrafter:
     config = ModelConfig.from_folder(folder, trust_remote_code=args.trust_remote_code)
     fingerprint = vocab_fingerprint(folder)
     _check_vocabulary(args, folder, fingerprint)
+    check_pool(args, config, compute_dtype(args.dtype, config), pick_device(args.device))
     named = args.speculative_token_map
     if named is None and is_shipped(folder):
         named = shipped_token_map(folder, resolve_model(args.model_path, revision=args.revision))

@@ -514,6 +514,13 @@ def test_a_target_for_which_none_is_shipped_needs_a_draft_model(folder: Path) ->
         standalone.make_drafter(args(model_path=str(folder)))
 
 
+def test_a_pool_that_no_memory_holds_is_refused(folder: Path) -> None:
+    with pytest.raises(
+        StartupError, match=r"--draft-max-total-tokens is 2147483647, of \d+ bytes each with --max-sess"
+    ):
+        standalone.make_drafter(args(speculative_draft_model_path=str(folder), draft_max_total_tokens=2**31 - 1))
+
+
 def test_graphs_that_cannot_be_are_refused(folder: Path) -> None:
     with pytest.raises(StartupError, match=r"--cuda-graph-max-bs is given, but .* the device is cpu"):
         standalone.make_drafter(args(speculative_draft_model_path=str(folder), device="cpu", cuda_graph_max_bs=4))
