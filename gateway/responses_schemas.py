@@ -123,6 +123,7 @@ class ResponsesRequest(RefusedFields, kw_only=True):
     conversation: Any = None
     prompt: Any = None
     moderation: Any = None
+    context_management: Any = None
     response_format: Any = None
     structured_outputs: Any = None
     json_schema: Any = None
@@ -135,6 +136,8 @@ class ResponsesRequest(RefusedFields, kw_only=True):
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
 
 
 # ---- The response
