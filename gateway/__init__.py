@@ -24,6 +24,7 @@ Routes:
     completions                        /v1/completions
     responses_api, responses_schemas   /v1/responses and its types
     responses_input, responses_output  the chat that it is; its items and events
+    responses_tools, responses_items   tools and histories of other servers, as a chat can have them
     native, native_output              SGLang's /generate; its answers
     native_info, native_schemas        SGLang's routes about the server; their types
     tokenization                       /tokenize, /detokenize

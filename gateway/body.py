@@ -62,7 +62,7 @@ def _too_large(max_bytes: int) -> HttpError:
 
 
 class BodyDecoder:
-    """Decodes bodies and deals with fields that are not known: named once in the log, or refused when strict."""
+    """Decodes bodies and deals with what is not known in them: named once in the log, or refused when strict."""
 
     def __init__(self, *, strict_fields: bool, on_unknown: Callable[[], object] = lambda: None) -> None:
         self._strict = strict_fields
@@ -85,10 +85,13 @@ class BodyDecoder:
 
     def _unknown(self, name: str) -> None:
         name = name[:64].encode(errors="replace").decode()
+        refusal = f"The body has an unknown field, {shown(name)}."
+        self.leave_out(name, InvalidArgument(refusal, field=name, code="unknown_parameter"))
+
+    def leave_out(self, name: str, refusal: InvalidArgument) -> None:
+        """Counts what a body has and is not used, and logs `name` once; raises `refusal` when strict."""
         if self._strict:
-            raise InvalidArgument(
-                f"The body has an unknown field, {shown(name)}.", field=name, code="unknown_parameter"
-            )
+            raise refusal
         self._on_unknown()
         if name not in self._logged and len(self._logged) < _MAX_LOGGED_FIELDS:
             self._logged.add(name)

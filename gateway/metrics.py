@@ -49,7 +49,9 @@ class Metrics:
 
         self.requests = counter("requests_total", "Requests answered.", "route", "code", "finish_reason")
         self.in_flight = Gauge("outrider_http_requests_in_flight", "Requests being answered.", registry=registry)
-        self.unknown_fields = counter("unknown_fields_total", "Body fields that are not known.")
+        self.unknown_fields = counter(
+            "unknown_fields_total", "Body fields that are not known, and parts that are left out."
+        )
         self.prompt_tokens = counter("prompt_tokens_total", "Prompt tokens of answers that began.")
         self.num_tokens = 0  # given to clients
         self.gaps = Buckets(SECONDS)  # between a choice's responses with tokens

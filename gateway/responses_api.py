@@ -26,6 +26,7 @@ from gateway.responses_schemas import (
     TextFormat,
     TextOptions,
 )
+from gateway.responses_tools import RequestTools, read_tools
 from gateway.service import gateway_of
 from gateway.text_stream import Delta
 from outrider.errors import OutriderError
@@ -37,11 +38,13 @@ async def responses(request: Request) -> ASGIApp:
     body = await gateway.read(request, ResponsesRequest)
     ready = gateway.ready_for(body.model)
     id = f"resp_{request_id(request)}"
+    leave_out = gateway.decoder.leave_out
+    tools = read_tools(body, leave_out)
     try:
-        chat = await begin_chat(gateway, as_chat(body), ready, id, request, NAMES)
+        chat = await begin_chat(gateway, as_chat(body, tools, leave_out), ready, id, request, NAMES)
     except OutriderError as error:
-        raise in_its_words(error) from error
-    run = _Run(body, chat)
+        raise in_its_words(error, tools) from error
+    run = _Run(body, tools, chat)
     if body.stream:
         return event_stream(request, run.events())
     return json_response(await run.collect())
@@ -52,6 +55,7 @@ class _Run:
     """One response on its way."""
 
     body: ResponsesRequest
+    tools: RequestTools
     chat: Chat
     created_at: int = field(default_factory=lambda: int(time.time()))
     message: Message = field(init=False)
@@ -61,7 +65,9 @@ class _Run:
 
     def __post_init__(self) -> None:
         (self.message,) = self.chat.messages()
-        self.transcript = Transcript(self.chat.ready.codec.piece, logprobs=wants_logprobs(self.body))
+        self.transcript = Transcript(
+            self.chat.ready.codec.piece, logprobs=wants_logprobs(self.body), namespaced=self.tools.namespaced
+        )
         self.extension = extension_of(self.chat.body.speculative, self.chat.ready.codec.piece)
 
     async def collect(self) -> ResponseObject:
@@ -99,7 +105,7 @@ class _Run:
                 async for delta in deltas:
                     yield delta
         except OutriderError as error:
-            raise in_its_words(error) from error
+            raise in_its_words(error, self.tools) from error
 
     def _step(self, delta: Delta) -> Iterator[Event]:
         """The events of a delta. Each shows its item as it is when the event is taken."""
@@ -130,7 +136,7 @@ class _Run:
             parallel_tool_calls=body.parallel_tool_calls is not False, reasoning=body.reasoning,
             temperature=_or_default(body.temperature, chat.ready.sampling.get("temperature")),
             text=body.text or TextOptions(format=TextFormat(type="text")),
-            tool_choice=body.tool_choice or "auto", tools=body.tools or [],
+            tool_choice=body.tool_choice or "auto", tools=list(self.tools.kept),
             top_p=_or_default(body.top_p, chat.ready.sampling.get("top_p")), top_logprobs=body.top_logprobs or 0,
             user=body.user,
         )  # fmt: skip

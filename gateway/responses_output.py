@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import secrets
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from typing import Any, Literal
+
+from msgspec import UNSET
 
 from gateway.logprobs import PieceOf, TokenLogprob, chat_logprobs
 from gateway.message_parts import CallArguments, CallBegin, Part, Reasoning
@@ -19,6 +21,7 @@ from gateway.responses_schemas import (
     ReasoningItem,
     ReasoningText,
 )
+from gateway.responses_tools import Namespaced
 from gateway.text_stream import Piece
 from gateway.tool_parsers.scanner import is_whole
 
@@ -29,9 +32,13 @@ Status = Literal["completed", "incomplete"]
 class Transcript:
     """Takes the parts of one answer; `items` are what it has so far."""
 
-    def __init__(self, piece_of: PieceOf, *, logprobs: bool) -> None:
+    def __init__(
+        self, piece_of: PieceOf, *, logprobs: bool, namespaced: Mapping[str, Namespaced] | None = None
+    ) -> None:
+        """`namespaced` has what clients know a function by, where that is not its name before the model."""
         self.items: list[OutputItem] = []
         self._piece_of = piece_of
+        self._namespaced = namespaced or {}
         self._logprobs = logprobs
         self._pieces: deque[Piece] = deque()  # whose log-probabilities wait for text
         self._num_new = 0  # of them came last
@@ -48,8 +55,9 @@ class Transcript:
         """The events of one part. `call_id` names the call that it begins."""
         if isinstance(part, CallBegin):
             yield from self.close()
+            namespace, name = self._namespaced.get(part.name, (UNSET, part.name))
             yield from self._begin(FunctionCallItem(
-                id=_id("fc"), call_id=call_id, name=part.name, arguments="", status="in_progress"
+                id=_id("fc"), call_id=call_id, name=name, arguments="", status="in_progress", namespace=namespace
             ))  # fmt: skip
             return
         if isinstance(part, CallArguments):

@@ -15,18 +15,24 @@ from gateway.tool_schemas import MAX_TOOLS, FunctionName
 
 
 class InputPart(Struct, kw_only=True):
-    """One part of an item's content; only text can be served."""
+    """One part of an item's content, only text of which can be served, or of what a shell gave: it has no type."""
 
-    type: str
+    type: str | None = None
     text: str | None = None
     refusal: str | None = None
+    stdout: str | None = None
+    stderr: str | None = None
+    outcome: dict[str, Any] | None = None
 
 
 InputContent = str | Annotated[list[InputPart], Meta(max_length=1024)]
 
 
 class InputItem(Struct, kw_only=True):
-    """One item of `input`: a message, a call of a function, its output, or reasoning that was given back."""
+    """One item of `input`: a message, a call, its output, or reasoning that was given back.
+
+    The last block is of calls that are none of a function.
+    """
 
     type: str | None = None
     id: str | None = None
@@ -34,14 +40,25 @@ class InputItem(Struct, kw_only=True):
     role: Role | None = None
     content: InputContent | None = None
     call_id: str | None = None
+    namespace: str | None = None
     name: str | None = None
-    arguments: str | None = None
+    arguments: str | dict[str, Any] | None = None  # text; an object is that of a search for tools
     output: InputContent | None = None
     summary: list[InputPart] | None = None
+    encrypted_content: str | None = None
+
+    input: str | None = None
+    action: dict[str, Any] | None = None
+    operation: dict[str, Any] | None = None
+    code: str | None = None
+    outputs: list[dict[str, Any]] | None = None
+    queries: list[str] | None = None
+    results: list[dict[str, Any]] | None = None
+    error: Any = None
 
 
-class ResponsesTool(Struct, kw_only=True):
-    """A function that the model may call."""
+class NamespacedTool(Struct, kw_only=True):
+    """One tool of a namespace."""
 
     type: str
     name: FunctionName | None = None
@@ -50,17 +67,23 @@ class ResponsesTool(Struct, kw_only=True):
     strict: bool | None = None
 
 
-class ResponsesNamedTool(Struct, kw_only=True):
-    """A function by its name."""
+class ResponsesTool(NamespacedTool, kw_only=True):
+    """A function that the model may call, or a namespace with some; other tools have only their type here."""
 
-    type: Literal["function"]
-    name: FunctionName
+    tools: Annotated[list[NamespacedTool], Meta(max_length=MAX_TOOLS)] | UnsetType | None = UNSET
+
+
+class ResponsesNamedTool(Struct, kw_only=True, omit_defaults=True):
+    """A function or a namespace by its name, or a tool that has only a type."""
+
+    type: str
+    name: FunctionName | None = None
 
 
 class ResponsesToolChoice(Struct, kw_only=True, omit_defaults=True):
     """`tool_choice` as an object: one function, or those that are allowed."""
 
-    type: Literal["function", "allowed_tools"]
+    type: str
     name: FunctionName | None = None
     mode: Literal["auto", "required"] | None = None
     tools: Annotated[list[ResponsesNamedTool], Meta(min_length=1, max_length=MAX_TOOLS)] | None = None
@@ -123,6 +146,7 @@ class ResponsesRequest(RefusedFields, kw_only=True):
     conversation: Any = None
     prompt: Any = None
     moderation: Any = None
+    context_management: Any = None
     response_format: Any = None
     structured_outputs: Any = None
     json_schema: Any = None
@@ -135,6 +159,8 @@ class ResponsesRequest(RefusedFields, kw_only=True):
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
 
 
 # ---- The response
@@ -177,13 +203,14 @@ class ReasoningItem(Struct, kw_only=True):
 
 
 class FunctionCallItem(Struct, kw_only=True):
-    """A call that the client is to make."""
+    """A call that the client is to make; `namespace` is there where the function is of one."""
 
     id: str
     call_id: str
     name: str
     arguments: str
     status: Literal["in_progress", "completed", "incomplete"]
+    namespace: str | UnsetType = UNSET
     type: Literal["function_call"] = "function_call"
 
 
@@ -251,7 +278,7 @@ class ResponseObject(Struct, kw_only=True):
     temperature: float | None = None
     text: TextOptions | UnsetType = UNSET
     tool_choice: Any = "auto"
-    tools: list[ResponsesTool] = []
+    tools: list[ResponsesTool] = []  # without those that were left out
     top_p: float | None = None
     top_logprobs: int | None = None
     truncation: Literal["auto", "disabled"] = "disabled"

@@ -161,6 +161,8 @@ class OpenAIFields(RefusedFields, kw_only=True):
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
 
 
 class ContentPart(Struct, kw_only=True):
@@ -217,6 +219,7 @@ class ChatCompletionRequest(OpenAIFields, kw_only=True):
     modalities: list[str] | None = None
     audio: dict[str, Any] | None = None
     web_search_options: dict[str, Any] | None = None
+    moderation: Any = None
     chat_template: Any = None
     documents: Any = None
     input_ids: Any = None

@@ -117,8 +117,13 @@ def _allowed(given: Sequence[NamedTool], by_name: Mapping[str, Tool]) -> tuple[T
 
 def _named(name: str, by_name: Mapping[str, Tool], field: str) -> Tool:
     if name not in by_name:
-        raise InvalidArgument(f"The function {shown(name)} is not among the tools.", field=field, code="invalid_value")
+        raise not_offered(name, field)
     return by_name[name]
+
+
+def not_offered(name: str, field: str) -> InvalidArgument:
+    """The error for a choice of what is not offered."""
+    return InvalidArgument(f"The function {shown(name)} is not among the tools.", field=field, code="invalid_value")
 
 
 # ---- Schemas

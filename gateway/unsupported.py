@@ -45,18 +45,25 @@ _OF_OTHERS = {
     },
 }  # fmt: skip
 
+# A cache that is to be filled alone: the answer would be one that nobody asked for.
+_PREWARM: dict[str, Asked] = {
+    "prompt_cache_options": lambda request: (request.prompt_cache_options or {}).get("prewarm")
+}
+
 _REFUSED: dict[type, dict[str, Asked]] = {
     ChatCompletionRequest: {
         **_not_none("functions", "function_call", "audio", "web_search_options"),
         "modalities": lambda request: request.modalities is not None and request.modalities != ["text"],
-        **_given("chat_template", "documents", "echo", "input_ids", "add_special_tokens"),
+        **_given("chat_template", "documents", "echo", "input_ids", "add_special_tokens", "moderation"),
         "add_generation_prompt": lambda request: request.add_generation_prompt is False,
+        **_PREWARM,
         **_OF_OTHERS,
     },
     CompletionRequest: {
         **_given("suffix"),
         "best_of": lambda request: request.best_of is not None and request.best_of != (request.n or 1),
         "add_special_tokens": lambda request: request.add_special_tokens is False,
+        **_PREWARM,
         **_OF_OTHERS,
     },
     GenerateRequest: _given(
@@ -69,11 +76,12 @@ _REFUSED: dict[type, dict[str, Asked]] = {
     ResponsesRequest: {
         **_given(
             "background", "previous_response_id", "previous_response", "previous_input_messages", "structured_outputs",
-            "json_schema", "regex", "ebnf", "moderation", "add_special_tokens",
+            "json_schema", "regex", "ebnf", "moderation", "context_management", "add_special_tokens",
         ),
         **_not_none("conversation", "prompt", "response_format"),
         "truncation": lambda request: request.truncation == "auto",
         "n": lambda request: request.n not in (None, 1),
+        **_PREWARM,
         **_OF_OTHERS,
     },
 }  # fmt: skip
@@ -96,6 +104,7 @@ _HINTS = {
     "bad_words": " Use `logit_bias`.",
     "prompt_logprobs": " Use `echo` and `logprobs` of /v1/completions, or /generate.",
     "add_generation_prompt": " Use `continue_final_message`.",
+    "prompt_cache_options": " Leave out `prewarm`.",
 }
 
 

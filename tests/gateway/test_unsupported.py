@@ -27,6 +27,7 @@ NEUTRAL: list[tuple[type, dict[str, Any]]] = [
     (CompletionRequest, {"prompt": "a", "include_reasoning": True, "thinking_token_budget": -1}),
     (GenerateRequest, {"image_data": [], "return_hidden_states": [False], "lora_path": [None, None]}),
     (ResponsesRequest, {"input": "a", "truncation": "disabled", "background": False}),
+    (ResponsesRequest, {"input": "a", "context_management": [], "prompt_cache_options": {"prewarm": False}}),
     (SglangSampling, {"no_stop_trim": False, "stop_regex": None}),
 ]
 ASKING: list[tuple[type, dict[str, Any]]] = [
@@ -42,6 +43,9 @@ ASKING: list[tuple[type, dict[str, Any]]] = [
     (ResponsesRequest, {"input": "a", "structured_outputs": {"regex": "a"}}),
     (ResponsesRequest, {"input": "a", "response_format": {"type": "text"}}),
     (ResponsesRequest, {"input": "a", "stop_regex": "secret"}),
+    (ResponsesRequest, {"input": "a", "context_management": [{"type": "compaction"}]}),
+    (ChatCompletionRequest, {**CHAT, "moderation": {"model": "secret"}}),
+    (CompletionRequest, {"prompt": "a", "prompt_cache_options": {"prewarm": True, "ttl": "secret"}}),
     (SglangSampling, {"stop_regex": "secret"}),
 ]
 
