@@ -24,7 +24,7 @@ DEFAULT, TOOL_USE = "default", "tool_use"
 def load_tokenizer(path: Path, vocab_size: int | None = None) -> Tokenizer:
     """tokenizer.json for whole texts: the truncation and padding that some have kept are of whoever trained with it.
 
-    For a model of `vocab_size` ids as `fitted` has it. StartupError when it cannot be read.
+    With vocab_size it is `fitted` to a model of so many ids. StartupError when it cannot be read.
     """
     check_file(path)
     try:
@@ -37,7 +37,7 @@ def load_tokenizer(path: Path, vocab_size: int | None = None) -> Tokenizer:
 
 
 def vocab_fingerprint(folder: Path) -> str:
-    """As fingerprint_of; empty for a folder without tokenizer.json."""
+    """See fingerprint_of; empty for a folder without tokenizer.json."""
     path = folder / "tokenizer.json"
     return fingerprint_of(load_tokenizer(path)) if path.is_file() else ""
 

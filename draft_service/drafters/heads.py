@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
 from draft_service.drafters.eagle import EagleDrafter
 from draft_service.drafters.graphs import graph_sizes, tree_sizes
 from draft_service.drafters.models import HeadModel
@@ -45,10 +47,7 @@ def make_drafter(args: DraftArgs) -> EagleDrafter | MultiLayerDrafter:
     """Makes the drafter of EAGLE, EAGLE3 or NEXTN. StartupError for a head that is absent or does not fit."""
     target_folder, folder, load_format = _folders(args)
     target = TargetShape.from_folder(target_folder)
-    device = pick_device(args.device)
-    take_device(device)
-    block = HeadFolder.open(folder, load_format=load_format).config.block
-    check_pool(args, block, compute_dtype(args.dtype, target), device)
+    device = _device(args, folder, target, load_format)
     stored = stored_quantization(folder, device)
     method = check_quantization(
         draft_quantization(args.speculative_draft_model_quantization, args.quantization, stored=stored), device
@@ -87,6 +86,15 @@ def make_drafter(args: DraftArgs) -> EagleDrafter | MultiLayerDrafter:
             num_layers=target.num_layers,
         ),
     )  # fmt: skip
+
+
+def _device(args: DraftArgs, folder: Path, target: TargetShape, load_format: str) -> torch.device:
+    """The device that is drafted on. StartupError where its memory is too small for the pool."""
+    device = pick_device(args.device)
+    take_device(device)
+    block = HeadFolder.open(folder, load_format=load_format).config.block
+    check_pool(args, block, compute_dtype(args.dtype, target), device)
+    return device
 
 
 def _folders(args: DraftArgs) -> tuple[Path, Path, str]:
