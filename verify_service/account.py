@@ -2,7 +2,7 @@
 
 What sessions cost one another (cores that drafting takes, waiting, steps that leave some out) is in no session's own
 account. Here tokens, at what they take in plain steps, stand against the time that went by. Drafting for a number of
-sessions is on trial until it pays: drafters are given a few sessions, or as many again as they have drafted for, all
+sessions is on trial until it pays: drafters are given a few sessions, and a few more each time that all were heard. All
 may owe a few steps' time, and more where it has paid before; when they owe that, drafters have none for a while, longer
 each time. What fails with some sessions is not tried with more of them, nor with nearly as many.
 """
@@ -16,13 +16,15 @@ _MAX_STEP_LOSS = 0.75  # of what may be owed, which one step can cost: a longer 
 _READING_ALLOWANCE = 3.0  # plain steps' time that reading prompts may cost besides, which says nothing of drafts
 _READING_SAVED = 0.01  # of a plain step's time that each step adds to what is left of that allowance
 # Steps without drafts when they owe more; it doubles, so little is lost in the end.
-_FIRST_PAUSE, _LAST_PAUSE = 96, 4096
+_FIRST_PAUSE, _LAST_PAUSE = 192, 4096
 _EARNED_SHARE = 0.1  # of what drafting has brought in, which it may owe later
 _MAX_EARNED = 6.0  # plain steps' time that this comes to at most
 _OWING_STEPS = 64  # steps without new losses after which a trial is widened in spite of old ones
 # Sessions that are opened to drafters at once: a draft for one of them takes about as long as for all, and is worth
 # less to them. Of 6 with answers of 128 tokens on two shared cores, reading prompts took what the drafts gained.
 _FEW_SESSIONS = 4
+# The same on trial, or an eighth of all: on shared cores reading four prompts took the time of five plain steps.
+_TRIED_AT_ONCE = 2
 _PROVEN_STEPS = 8  # steps in a row without debts after which sessions are opened as they come
 _RELIABLE_STEPS = 192  # steps in a row without debts after which the next pause is a first one
 
@@ -57,7 +59,7 @@ class Account:
         """Outside a pause, how many more sessions may be opened to drafters.
 
         All where it has paid for about so many, and, while little is owed, few sessions too, and up to twice as many
-        where it has paid for about half of them. Of others, on trial, as many again as have one, once something was
+        where it has paid for about half of them. Of others, on trial, a few, no more than have one, once something was
         heard of all those: reading prompts alone costs cores that verify runs on, and shows nothing.
         """
         size = sessions.bit_length()
@@ -65,7 +67,7 @@ class Account:
             return sessions
         if num_open and (not all_heard or self._owing.get(size, 0) > 0):
             return 0
-        return sessions if self._opens_all(sessions) else max(1, num_open)
+        return sessions if self._opens_all(sessions) else max(1, min(num_open, max(_TRIED_AT_ONCE, sessions // 8)))
 
     def rest(self, sessions: int) -> None:
         """Counts a step."""

@@ -124,7 +124,8 @@ def test_one_session_is_left_to_its_own_brake_and_its_debts_are_not_those_of_sev
 
 def test_as_many_sessions_again_are_opened_until_drafting_has_paid_for_so_many() -> None:
     account = Account()
-    assert [account.may_open(8, num_open, all_heard=True) for num_open in (0, 1, 2, 4)] == [1, 1, 2, 4]
+    assert [account.may_open(8, num_open, all_heard=True) for num_open in (0, 1, 2, 4)] == [1, 1, 2, 2]
+    assert [account.may_open(64, num_open, all_heard=True) for num_open in (4, 32)] == [4, 8]
     assert account.may_open(8, 2, all_heard=False) == 0
     observe(account, 8, speed=0.5)
     assert [account.may_open(8, num_open, all_heard=True) for num_open in (0, 2)] == [1, 0]  # it owes much
