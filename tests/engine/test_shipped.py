@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,7 @@ def test_a_head_is_expanded_once_into_what_loaders_read(tmp_path: Path, target: 
     head = make.eagle3(tmp_path / "head")
     size = pack(head.folder, "EAGLE3", target.folder, tmp_path / "ship" / "a.safetensors")
     assert size < (head.folder / "model.safetensors").stat().st_size / 2
+    assert stat.S_IMODE((tmp_path / "ship" / "a.safetensors").stat().st_mode) == 0o644
     folder = shipped_head("EAGLE3", target.folder, folder=tmp_path / "ship")
     assert folder is not None
     assert folder.parent == tmp_path / "home" / "heads"
