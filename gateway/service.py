@@ -41,6 +41,11 @@ from outrider.telemetry import get_logger
 
 log = get_logger(__name__)
 
+# Fields that hold something else than a schema, and what.
+_NO_SCHEMAS = {
+    "regex": "regular expression", "ebnf": "grammar", "grammar": "grammar", "choice": "grammar of the choices",
+}  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class Ready:
@@ -222,11 +227,14 @@ class Gateway:
                 f"The prompt has {max(plan.prompt_lens)} tokens; this server takes {most}.",
                 field=prompt_field, code="context_length_exceeded",
             )  # fmt: skip
-        size = plan.calls[0].sampling.grammar.ByteSize()
+        grammar = plan.calls[0].sampling.grammar
+        kind = grammar.WhichOneof("kind")
+        size = 0 if kind in (None, "json_object") else len(getattr(grammar, kind).encode())
         if size > self.args.max_schema_bytes:
+            what = _NO_SCHEMAS.get(grammar_field.rpartition(".")[2])
             raise InvalidArgument(
-                f"The schema has {size} bytes; this server takes {self.args.max_schema_bytes}.",
-                field=grammar_field, code="invalid_json_schema",
+                f"The {what or 'schema'} has {size} bytes; this server takes {self.args.max_schema_bytes}.",
+                field=grammar_field, code="invalid_grammar" if what else "invalid_json_schema",
             )  # fmt: skip
 
 
