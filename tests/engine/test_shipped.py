@@ -199,9 +199,10 @@ def test_a_shipped_head_is_computed_with_as_it_is_stored(tmp_path: Path, target:
     assert stored_quantization(expanded, torch.device("cpu")) == on_cpu
     assert stored_quantization(expanded, torch.device("cuda")) is None
     assert stored_quantization(target.folder, torch.device("cpu")) is None
-    assert draft_quantization(None, None, stored="int8") == "int8"
-    assert draft_quantization(None, "int4", stored="int8") == "int4"
-    assert draft_quantization("unquant", "int4", stored="int8") is None
+    cpu = torch.device("cpu")
+    assert draft_quantization(None, None, cpu, stored="int8") == "int8"
+    assert draft_quantization(None, "int4", cpu, stored="int8") == "int4"
+    assert draft_quantization("unquant", "int4", cpu, stored="int8") is None
 
 
 def test_shipped_heads_draft_from_the_shipped_map(tmp_path: Path, target: Written) -> None:
