@@ -36,6 +36,7 @@ from bench._pairs import PLAIN, PLANNED, TurnLoad, Way, compare, fixed, prompts,
 from bench._plot import check_plot, plot_goodput
 from bench._wire_script import PROMPT_LEN, Setting
 from outrider import env
+from outrider.args import DraftArgs
 from outrider.errors import StartupError
 from outrider.wire import pack_ids
 
@@ -125,15 +126,26 @@ async def _measure(args: argparse.Namespace, flags: list[str]) -> dict[str, Any]
     model = args.model_path or ensure_embedded_model()
     with tempfile.TemporaryDirectory(prefix="org-") as folder:
         address = f"unix:{folder}/verify"
-        both = (f"--model-path={model}", *([f"--quantization={args.quantization}"] if args.quantization else []))
-        draft = ("outrider", "draft", f"--verify-address={address}", *both, *flags)
+        computing = (
+            f"--threads={args.threads}",
+            *([f"--quantization={args.quantization}"] if args.quantization else []),
+        )
+        draft = (
+            "outrider", "draft", f"--verify-address={address}", f"--model-path={model}",
+            *(computing if drafts_by_model(flags) else ()), *flags,
+        )  # fmt: skip
         verify = (
-            "outrider", "verify", f"--listen={address}", *both, f"--threads={args.threads}",
+            "outrider", "verify", f"--listen={address}", f"--model-path={model}", *computing,
             f"--max-running-requests={max(args.batch)}", f"--features={_features(draft)}",
         )  # fmt: skip
-        draft = (*draft, f"--listen=unix:{folder}/draft", f"--threads={args.threads}")
+        draft = (*draft, f"--listen=unix:{folder}/draft")
         load = TurnLoad(args.batch, args.max_tokens, args.turns)
         return await compare(verify, draft, address, prompts(model), [PLAIN, PLANNED, *args.fixed], load)
+
+
+def drafts_by_model(flags: list[str]) -> bool:
+    """Whether flags of `outrider draft` name drafts that a model makes."""
+    return (DraftArgs.parse(flags).speculative_algorithm or "NGRAM").upper() != "NGRAM"
 
 
 def _features(draft: tuple[str, ...]) -> str:

@@ -22,6 +22,8 @@ from kernels.attention.split import SplitAttention
 from kernels.dispatch import has_triton
 from outrider.errors import StartupError
 
+# The flags that backends come from, those of prefill and decode aside: a target's, and a draft model's.
+ATTENTION, DRAFT_ATTENTION = "--attention-backend", "--speculative-draft-attention-backend"
 BACKENDS = ("auto", "torch_native", "triton", "flashinfer")
 # Accepted by SGLang's flag of the same name, and not offered here.
 _OF_SGLANG = frozenset({
@@ -44,12 +46,20 @@ class Attention(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AttentionChoice:
-    """What the flags say; None: as `backend`."""
+    """What the flags say; None: as `backend`, which is `flag`'s."""
 
     backend: str = "auto"
     prefill: str | None = None
     decode: str | None = None
     verify: Literal["prefill", "decode"] = "prefill"
+    flag: str = ATTENTION
+
+    @property
+    def flags(self) -> tuple[str, str]:
+        """The flags that name the backends of prefill and of decode."""
+        own = ((self.prefill, "--prefill-attention-backend"), (self.decode, "--decode-attention-backend"))
+        prefill, decode = (self.flag if name is None else flag for name, flag in own)
+        return prefill, decode
 
     @property
     def is_open(self) -> bool:
@@ -58,14 +68,14 @@ class AttentionChoice:
 
     def resolved(self, device: torch.device) -> AttentionChoice:
         """The choice with names of backends that are there only. StartupError for one that is not."""
-        prefill = _resolved(self.prefill or self.backend, device)
-        decode = _resolved(self.decode or self.backend, device)
+        backends = (self.prefill or self.backend, self.decode or self.backend)
+        prefill, decode = (_resolved(name, device, flag) for name, flag in zip(backends, self.flags, strict=True))
         if self.verify == "decode" and prefill == decode == "torch_native":
             raise StartupError(
-                "--speculative-attention-mode is decode, but attention backend torch_native has one kernel for all; "
+                "--speculative-attention-mode is decode, but torch_native has one kernel for all; "
                 "leave it at prefill, or name a backend for prefill or decode that is another one"
             )
-        return AttentionChoice(_resolved(self.backend, device), prefill, decode, self.verify)
+        return AttentionChoice(_resolved(self.backend, device, self.flag), prefill, decode, self.verify, self.flag)
 
     def __str__(self) -> str:
         """The backends of prefill, decode and trees, for numerics_id and the log."""
@@ -75,34 +85,34 @@ class AttentionChoice:
 
 def build_attention(choice: AttentionChoice, device: torch.device, *, page_size: int = 1) -> Attention:
     """Makes the attention of a model on `device` with a pool of pages of `page_size`. StartupError if it cannot run."""
-    choice = choice.resolved(device)
+    (prefill_flag, decode_flag), choice = choice.flags, choice.resolved(device)
     prefill, decode = str(choice.prefill), str(choice.decode)
     trees_with_decode = choice.verify == "decode"
     if prefill == decode == "triton":
-        return _triton(device, page_size, narrow_trees=trees_with_decode)
+        return _triton(device, page_size, prefill_flag, narrow_trees=trees_with_decode)
+    one = attention_backend(prefill, device, page_size=page_size, flag=prefill_flag)
     if prefill == decode and not trees_with_decode:
-        return attention_backend(prefill, device, page_size=page_size)
-    one = attention_backend(prefill, device, page_size=page_size)
+        return one
     if decode == "flashinfer" and trees_with_decode:
-        other: Attention = _flashinfer(device, alone=True)
+        other: Attention = _flashinfer(device, decode_flag, alone=True)
     elif decode == "triton":
-        other = _triton(device, page_size, narrow_trees=trees_with_decode)
+        other = _triton(device, page_size, decode_flag, narrow_trees=trees_with_decode)
     else:
-        other = attention_backend(decode, device, page_size=page_size)
+        other = attention_backend(decode, device, page_size=page_size, flag=decode_flag)
     return SplitAttention(one, other, trees_with_decode=trees_with_decode)
 
 
-def attention_backend(name: str, device: torch.device, *, page_size: int = 1) -> Attention:
+def attention_backend(name: str, device: torch.device, *, page_size: int = 1, flag: str = ATTENTION) -> Attention:
     """The backend `name` for one model on `device`, whose pool has pages of `page_size`.
 
-    auto: triton on a CUDA device where it is installed, else torch_native. Raises StartupError for a name that is
-    unknown or not offered, and for one that cannot run here.
+    auto: triton on a CUDA device where it is installed, else torch_native. Raises StartupError, with the `flag` that it
+    comes from, for a name that is unknown or not offered, and for one that cannot run here.
     """
-    name = _resolved(name, device)
+    name = _resolved(name, device, flag)
     if name == "triton":
-        return _triton(device, page_size)
+        return _triton(device, page_size, flag)
     if name == "flashinfer":
-        return _flashinfer(device)
+        return _flashinfer(device, flag)
     return torch_native.attention
 
 
@@ -119,10 +129,10 @@ def fused_rope(choice: AttentionChoice, device: torch.device, kept: torch.dtype)
 def check_fp8(choice: AttentionChoice, dtype: torch.dtype, device: torch.device) -> None:
     """StartupError where a backend cannot read keys and values of an fp8 `dtype`."""
     resolved = choice.resolved(device)
-    for name in (resolved.prefill, resolved.decode):
+    for flag, name in zip(choice.flags, (resolved.prefill, resolved.decode), strict=True):
         if name not in _READ_FP8:
             raise StartupError(
-                f"attention backend {name} does not read {dtype} here; with --kv-cache-dtype use "
+                f"{flag} {name} does not read {dtype} here; with --kv-cache-dtype use "
                 f"{' or '.join(sorted(_READ_FP8))}, or leave it at auto"
             )
     if device.type == "cuda" and dtype is torch.float8_e4m3fn and "triton" in (resolved.prefill, resolved.decode):
@@ -147,32 +157,32 @@ def check_heads(choice: AttentionChoice, config: ModelConfig, dtype: torch.dtype
         raise StartupError(f"{error}: use --attention-backend torch_native") from error
 
 
-def _resolved(name: str, device: torch.device) -> str:
+def _resolved(name: str, device: torch.device, flag: str) -> str:
     """The name of a backend that exists; auto's is the device's best."""
     if name == "auto":
         return "triton" if has_triton(device) else "torch_native"
     if name not in BACKENDS:
         known = "is SGLang's and not offered here" if name in _OF_SGLANG else "is unknown"
-        raise StartupError(f"attention backend {name!r} {known}; there are {', '.join(BACKENDS)}")
+        raise StartupError(f"{flag} {name!r} {known}; there are {', '.join(BACKENDS)}")
     return name
 
 
-def _triton(device: torch.device, page_size: int, *, narrow_trees: bool = False) -> Attention:
+def _triton(device: torch.device, page_size: int, flag: str, *, narrow_trees: bool = False) -> Attention:
     if device.type != "cuda":
-        raise StartupError(f"attention backend triton needs a CUDA device; this one is {device}: use torch_native")
+        raise StartupError(f"{flag} triton needs a CUDA device; this one is {device}: use torch_native")
     if not has_triton(device):
-        raise StartupError("attention backend triton needs the package triton, which comes with torch for CUDA")
+        raise StartupError(f"{flag} triton needs the package triton, which comes with torch for CUDA")
     from kernels.attention.triton import TritonAttention
 
     return TritonAttention(device, page_size=page_size, narrow_trees=narrow_trees, library=cpu_kernels())
 
 
-def _flashinfer(device: torch.device, *, alone: bool = False) -> Attention:
+def _flashinfer(device: torch.device, flag: str, *, alone: bool = False) -> Attention:
     from kernels.attention import flashinfer
 
     try:
         return flashinfer.FlashInferAttention(device, flashinfer.load_flashinfer(device), alone=alone)
     except ImportError as error:
-        raise StartupError(f"attention backend flashinfer needs the package flashinfer-python: {error}") from error
+        raise StartupError(f"{flag} flashinfer needs the package flashinfer-python: {error}") from error
     except ValueError as error:
-        raise StartupError(str(error)) from error
+        raise StartupError(f"{flag} {error}") from error

@@ -21,9 +21,9 @@ class FeatureSpec:
 
     def __post_init__(self) -> None:
         if self.kind not in {"none", "last", "aux"} or (self.kind == "aux") != bool(self.layers):
-            raise StartupError(f"features must be none, last or aux:I,J,K, not {self}")
+            raise StartupError(f"--features is {self}; it must be none, last or aux:I,J,K")
         if list(self.layers) != sorted(set(self.layers)) or (self.layers and self.layers[0] < 0):
-            raise StartupError(f"features: the layers must ascend from 0 or more, not {self}")
+            raise StartupError(f"--features is {self}; its layers must ascend from 0 or more")
 
     @classmethod
     def parse(cls, text: str) -> FeatureSpec:
@@ -32,12 +32,15 @@ class FeatureSpec:
         try:
             return cls(kind, tuple(int(item) for item in layers.split(",")) if layers else ())
         except ValueError:
-            raise StartupError(f"features: {text!r} names a layer that is no number") from None
+            raise StartupError(f"--features is {text!r}, which names a layer that is no number") from None
 
     def width(self, config: ModelConfig) -> int:
         """Numbers kept per position. Raises StartupError for a layer that the model does not have."""
         if self.layers and self.layers[-1] > config.num_layers:
-            raise StartupError(f"features: layer {self.layers[-1]} of a model with {config.num_layers} layers")
+            raise StartupError(
+                f"--features is {self}; of a model with {config.num_layers} layers they are 0 to {config.num_layers}, "
+                "the last one's output"
+            )
         return {"none": 0, "last": 1, "aux": len(self.layers)}[self.kind] * config.hidden_size
 
     def __str__(self) -> str:

@@ -17,13 +17,13 @@ _SECOND_COPIES = ["consolidated*", "*/*.safetensors"]
 
 
 def resolve_model(
-    model: str | Path | None, *, revision: str | None = None, revision_flag: str = "--revision",
-    load_format: str = "auto", trust_remote_code: bool = False,
+    model: str | Path | None, *, revision: str | None = None, flag: str = "--model-path",
+    revision_flag: str = "--revision", load_format: str = "auto", trust_remote_code: bool = False,
 ) -> Path:  # fmt: skip
     """The local folder of a model: a folder as it is, a hub id fetched to the hub's cache, None the embedded default.
 
     Of a hub id only files that may be used are fetched: pickled ones for `pt`, no weights for `dummy`, code if trusted.
-    A revision other than main is of a hub id. Raises StartupError when there is none.
+    A revision other than main is of a hub id. Raises StartupError when there is none, with the `flag` that named it.
     """
     path = None if model is None else Path(model).expanduser()
     if revision not in (None, "main") and (path is None or path.exists()):
@@ -33,10 +33,10 @@ def resolve_model(
     if path.is_dir():
         return path.resolve()
     if path.exists():
-        raise StartupError(f"model path {path} is a file; a Hugging Face folder is needed")
+        raise StartupError(f"{flag} is {str(model)!r}, a file; a Hugging Face folder is needed")
     name = str(model)
     if not may_be_hub_id(name):
-        raise StartupError(f"model path {model} does not exist")
+        raise StartupError(f"{flag} is {str(model)!r}; there is no such folder, and it is no hub id")
     return _fetch(name, revision, _hub_patterns(load_format, trust_remote_code))
 
 

@@ -14,7 +14,7 @@ from kernels.linear import Linear
 from kernels.native.build import build_key
 from kernels.native_linear import NativeLinear, ProductTeam, fits
 from kernels.quantized_linear import Float8Linear, Int4Linear, Int8DynamicLinear, Int8Linear
-from outrider.args.quantization import quantization_method
+from outrider.args.quantization import DRAFT_QUANTIZATION, QUANTIZATION, quantization_method
 from outrider.errors import StartupError
 from outrider.telemetry import get_logger
 
@@ -30,17 +30,18 @@ _PLAIN: dict[str | None, MakeLinear] = {
 }  # fmt: skip
 
 
-def check_quantization(name: str | None, device: torch.device) -> str | None:
-    """The method by its own name; None for none. Raises StartupError for one that is unknown or cannot run here."""
+def check_quantization(name: str | None, device: torch.device, flag: str = QUANTIZATION) -> str | None:
+    """The method by its own name; None for none. StartupError, with the `flag` that it comes from, for one that is
+    unknown or cannot run here."""
     if name is None:
         return None
-    method = quantization_method(name)
+    method = quantization_method(name, flag)
     if method != "fp8":
         return method
     if device.type != "cuda":
-        raise StartupError(f"quantization fp8 needs a CUDA device; this one is {device}: use int8 or int8_dynamic")
+        raise StartupError(f"{flag} fp8 needs a CUDA device; this one is {device}: use int8 or int8_dynamic")
     if torch.cuda.get_device_capability(device) < _FLOAT8_CAPABILITY:
-        raise StartupError(f"quantization fp8 needs compute capability 8.9; {device} is older: use int8")
+        raise StartupError(f"{flag} fp8 needs compute capability 8.9; {device} is older: use int8")
     return method
 
 
@@ -61,14 +62,17 @@ def warn_of_rounding(method: str | None, kept: torch.dtype, device: torch.device
         )  # fmt: skip
 
 
-def draft_quantization(draft: str | None, target: str | None, *, stored: str | None = None) -> str | None:
+def draft_quantization(
+    draft: str | None, target: str | None, device: torch.device, *, stored: str | None = None
+) -> str | None:
     """The method of a draft model: the target's, unless told otherwise; `unquant` is none (SGLang's rule).
 
     stored: what its weights are rounded to already; to compute with more would take time and give nothing.
+    StartupError as check_quantization's.
     """
     if draft == "unquant":
         return None
-    return draft or target or stored
+    return check_quantization(draft or target or stored, device, DRAFT_QUANTIZATION if draft else QUANTIZATION)
 
 
 def linear_maker(method: str | None) -> MakeLinear:

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from engine.checkpoint import Checkpoint, open_checkpoint
 from engine.cpu_kernels import cpu_kernels
@@ -87,7 +87,7 @@ def pack(head: Path, algorithm: str, target: Path, output: Path) -> int:
     }  # fmt: skip
     output.parent.mkdir(parents=True, exist_ok=True)
     partial = output.with_suffix(".partial")
-    save_file(_packed(tensors, bases, checkpoint), partial, metadata=metadata)
+    save_tensors(_packed(tensors, bases, checkpoint), partial, metadata)
     put_in_place(partial, output)
     return output.stat().st_size
 

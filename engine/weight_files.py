@@ -26,8 +26,8 @@ def weight_files(folder: Path, *, load_format: str) -> list[Path]:
         files = _named(folder, PICKLED_NAME) or pickled_files(folder)
         if not files:
             raise StartupError(
-                f"{folder} has no pickled weights ({', '.join(PICKLED_PATTERNS)}). --load-format pt asks for them, of "
-                "a draft model too unless --speculative-draft-load-format says otherwise; auto reads safetensors"
+                f"{folder} has no pickled weights ({', '.join(PICKLED_PATTERNS)}), which pt asks for: --load-format, "
+                "or of a draft model --speculative-draft-load-format where it is given; auto reads safetensors"
             )
     else:
         files = _named(folder, WEIGHTS_NAME)

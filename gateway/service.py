@@ -41,10 +41,9 @@ from outrider.telemetry import get_logger
 
 log = get_logger(__name__)
 
-# What is over --max-schema-bytes, in words, and the error's code.
-_GRAMMARS = {
-    "json_schema": ("schema", "invalid_json_schema"), "regex": ("regex", "invalid_grammar"),
-    "ebnf": ("grammar", "invalid_grammar"),
+# Fields that hold something else than a schema, and what.
+_NO_SCHEMAS = {
+    "regex": "regular expression", "ebnf": "grammar", "grammar": "grammar", "choice": "grammar of the choices",
 }  # fmt: skip
 
 
@@ -231,14 +230,12 @@ class Gateway:
             )  # fmt: skip
         grammar = plan.calls[0].sampling.grammar
         kind = grammar.WhichOneof("kind")
-        if kind not in _GRAMMARS:
-            return
-        size = len(getattr(grammar, kind).encode())
+        size = 0 if kind in (None, "json_object") else len(getattr(grammar, kind).encode())
         if size > self.args.max_schema_bytes:
-            what, code = _GRAMMARS[kind]
+            what = _NO_SCHEMAS.get(grammar_field.rpartition(".")[2])
             raise InvalidArgument(
-                f"The {what} has {size} bytes; this server takes {self.args.max_schema_bytes}.",
-                field=grammar_field, code=code,
+                f"The {what or 'schema'} has {size} bytes; this server takes {self.args.max_schema_bytes}.",
+                field=grammar_field, code="invalid_grammar" if what else "invalid_json_schema",
             )  # fmt: skip
 
 

@@ -178,7 +178,7 @@ def main(args: ChatArgs) -> int:
         import readline  # noqa: F401  line editing for input()
     while sys.stdin is not None:
         try:
-            prompt = input("\n> ")
+            prompt = _read_line()
         except (EOFError, KeyboardInterrupt):
             _say("", painter)
             return 0
@@ -187,6 +187,16 @@ def main(args: ChatArgs) -> int:
         elif prompt.strip():
             _turn(client, model, args, messages, prompt, painter)
     return 0
+
+
+def _read_line() -> str:
+    """A line of the user's, asked for where somebody types it: a pipe gets the answers alone, and needs no asking."""
+    if not sys.stdin.isatty():
+        return input()
+    if sys.stdout.isatty():
+        return input("\n> ")  # which is where line editing has it
+    print("\n> ", end="", file=sys.stderr, flush=True)
+    return input()
 
 
 def _turn(

@@ -56,8 +56,8 @@ def early_proposals() -> bool | None:
 
 
 def sglang_spec_v2() -> bool:
-    """SGLANG_ENABLE_SPEC_V2: as early_proposals, with SGLang's rule that a topk that is given is 1."""
-    return flag("SGLANG_ENABLE_SPEC_V2", False)
+    """SGLANG_ENABLE_SPEC_V2, where ours does not decide: with it goes SGLang's rule that a topk that is given is 1."""
+    return not os.environ.get("OUTRIDER_ENABLE_SPEC_V2", "").strip() and flag("SGLANG_ENABLE_SPEC_V2", False)
 
 
 def ngram_force_greedy_verify() -> bool:

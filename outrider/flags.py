@@ -42,9 +42,9 @@ def arg(
     return field(default=default, metadata={"group": group, "help": help, "aliases": aliases, "read": read})
 
 
-def unbracketed(host: str) -> str:
-    """A host as it is bound to: addresses that have a port put IPv6 ones in brackets."""
-    return host[1:-1] if host[:1] + host[-1:] == "[]" else host
+def bound_host(host: str) -> str:
+    """A host as it is bound to: IPv6 ones without the brackets that stand before a port; an empty one is any."""
+    return host[1:-1] if host[:1] + host[-1:] == "[]" else host or "0.0.0.0"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,7 +228,7 @@ def at_most(settings: Args, maximum: int, *names: str) -> None:
 
 def check_device(name: str) -> None:
     """StartupError for a --device that no machine has; whether this one has it, engine/devices.py finds."""
-    if not re.fullmatch(r"auto|(cpu|cuda)(:[0-9]+)?", name):
+    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?", name):
         raise StartupError(f"--device is {name!r}; it must be auto, cpu, cuda or cuda:N")
 
 

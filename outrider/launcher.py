@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Protocol
 
 from outrider import env
 from outrider.args import HEAD_ALGORITHMS, DraftArgs, GatewayArgs, ServeArgs, VerifyArgs
+from outrider.args.draft import OF_DRAFT_MODELS
 from outrider.args.links import host_port, is_socket
 from outrider.auth import token_file
 from outrider.child_output import to_stderr
@@ -195,7 +196,8 @@ def _draft_args(args: ServeArgs, **fixed: object) -> DraftArgs:
         target = None if args.attention_backend == "auto" else args.attention_backend
         fixed["speculative_draft_attention_backend"] = args.speculative_draft_attention_backend or target
     else:
-        fixed |= {"disable_cuda_graph": False, "cuda_graph_max_bs": None}  # verify's alone: nothing drafts with a model
+        # Verify's alone: nothing drafts with a model.
+        fixed |= {name: getattr(DraftArgs, name) for name in OF_DRAFT_MODELS}
     return args.part(DraftArgs, speculative_algorithm=args.algorithm, **fixed)
 
 

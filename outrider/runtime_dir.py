@@ -12,6 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
+from typing import IO
 
 from outrider import env
 from outrider.args.links import socket_fault
@@ -24,26 +25,38 @@ _LOCK = "serve.lock"  # held for as long as the server runs
 @contextlib.contextmanager
 def runtime_dir() -> Generator[Path]:
     """A new folder that only this user may enter, with a path short enough for sockets in it."""
-    folder = _new_folder()
-    _remove_left_behind(folder.parent)
-    new = folder / f"new-{_LOCK}"
-    with new.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        new.rename(folder / _LOCK)  # which is seen locked from the first moment on
+    folder, lock = _new_folder()
+    with lock:
+        _remove_left_behind(folder.parent)
         try:
             yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _new_folder() -> Path:
+def _new_folder() -> tuple[Path, IO[str]]:
+    """The folder and its lock, held; in the first place that takes both."""
     for base in _bases():
         if base is not None and base.is_dir() and not socket_fault(f"{base}/{_PREFIX}12345678/verify.sock"):
-            try:
-                return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
-            except OSError:
-                continue  # not ours to write; the next may be
+            with contextlib.suppress(OSError):  # not ours to write, or full; the next may be
+                folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
+                try:
+                    return folder, _locked(folder)
+                except OSError:
+                    shutil.rmtree(folder, ignore_errors=True)
     raise StartupError("no folder for sockets: neither XDG_RUNTIME_DIR nor TMPDIR nor /tmp can be written")
+
+
+def _locked(folder: Path) -> IO[str]:
+    new = folder / f"new-{_LOCK}"
+    lock = new.open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        new.rename(folder / _LOCK)  # which is seen locked from the first moment on
+    except BaseException:
+        lock.close()
+        raise
+    return lock
 
 
 def _bases() -> Generator[Path | None]:

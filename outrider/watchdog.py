@@ -84,8 +84,9 @@ def watching(timeout_s: float, watched: Mapping[str, Progress]) -> Iterator[None
         while not over.wait(timeout_s / LOOKS):
             end_unless_looked_at()
             if (name := stalled.look()) is not None:
-                log.error("no progress: this process ends", stuck=name, watchdog_timeout_s=timeout_s)
                 faulthandler.dump_traceback(log_file, all_threads=True)
+                # Last, as a supervisor that tells of the end shows the last lines.
+                log.error("no progress: this process ends", stuck=name, watchdog_timeout_s=timeout_s)
                 os._exit(1)
 
     end_unless_looked_at()

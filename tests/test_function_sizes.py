@@ -13,7 +13,6 @@ from tests.test_imports import ALLOWED, ROOT, sources
 MOST_LINES = 40
 # What was longer when this was first counted. It may be shortened, and then counts as it is or leaves the table.
 LONGER = {
-    "draft_service/drafters/heads.py make_drafter": 41,
     "kernels/attention/triton_kernels.py attend": 48,
     "kernels/tree_growth_triton.py _grow_on": 53,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 from collections.abc import Mapping
 from typing import Any
@@ -14,12 +15,27 @@ from training.data.store import MADE_WITH
 # Which of a training's facts are no flags.
 _NOT_FLAGS = {"target", MADE_WITH}
 _SHAPES = ("chain", "tree")
+# What a card tells of each, and what it may be.
+_TOLD = {"num_rounds": int, "accept_length": int | float}
 # Which say the target, so that its data needs them too; all that is known where data.json does not say more.
 _OF_TARGET = ("model_path", "revision", "load_format", "dtype")
 
 
 Figures = Mapping[str, Mapping[str, Mapping[str, Any]]]
 """What `train eval --output` writes: by category, of chains and of trees."""
+
+
+def figures_fault(found: object) -> str | None:
+    """What of JSON is not as Figures are, as far as a card tells them; None where nothing is."""
+    if not isinstance(found, dict) or "all" not in found:
+        return "it has no `all`"
+    for category, shape in itertools.product(found, _SHAPES):
+        rounds = found[category].get(shape) if isinstance(found[category], dict) else None
+        for name, kinds in _TOLD.items():
+            value = rounds.get(name) if isinstance(rounds, dict) else None
+            if not isinstance(value, kinds) or isinstance(value, bool):
+                return f"{category}.{shape}.{name} is no number"
+    return None
 
 
 def card(checkpoint: Checkpoint, target: str, figures: Figures | None = None) -> str:

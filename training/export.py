@@ -6,9 +6,10 @@ it on its own (`model.layers.0`), STANDALONE as a whole model of the target's ar
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -25,7 +26,7 @@ from engine.whole import flushed, put_in_place
 from outrider.errors import StartupError, Unfinished, reason_of
 from outrider.telemetry import announce
 from training.args import ExportArgs
-from training.card import Figures, card
+from training.card import Figures, card, figures_fault
 from training.checkpoints import BEST, LAST, Checkpoint
 from training.kinds import EAGLE3, NEXTN, STANDALONE, Kind, make_kind
 from training.target_states import target_id
@@ -77,17 +78,17 @@ def export(
     partial = folder.with_name(folder.name + ".partial")
     check_replaceable(partial)
     try:
-        _remove(partial)
-        partial.mkdir(parents=True)
-        values = kind.values | ({"draft_vocab_size": len(drafted)} if kind.algorithm == EAGLE3 else {})
-        (partial / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-        save_tensors(stored, partial / "model.safetensors")
-        (partial / "README.md").write_text(card(checkpoint, target.name, figures), encoding="utf-8")
-        for name in TEXT_FILES if kind.algorithm == STANDALONE else ():
-            if (target / name).is_file():
-                shutil.copyfile(target / name, partial / name)
-        flushed(partial)  # which takes long, while the one before is there
-        check_replaceable(folder, target)
+        with _removed_unless_whole(partial):
+            partial.mkdir(parents=True)
+            values = kind.values | ({"draft_vocab_size": len(drafted)} if kind.algorithm == EAGLE3 else {})
+            (partial / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+            save_tensors(stored, partial / "model.safetensors")
+            (partial / "README.md").write_text(card(checkpoint, target.name, figures), encoding="utf-8")
+            for name in TEXT_FILES if kind.algorithm == STANDALONE else ():
+                if (target / name).is_file():
+                    shutil.copyfile(target / name, partial / name)
+            flushed(partial)  # which takes long, while the one before is there
+            check_replaceable(folder, target)
         _remove(folder)
         put_in_place(partial, folder)
     except (OSError, SafetensorError) as error:
@@ -108,6 +109,18 @@ def check_replaceable(folder: Path, target: Path | None = None) -> None:
         raise StartupError(f"the head cannot be written to {folder}: {reason_of(error)}") from error
 
 
+@contextlib.contextmanager
+def _removed_unless_whole(partial: Path) -> Iterator[None]:
+    """Removes an export that was begun before, and the one that is written within where that fails."""
+    _remove(partial)
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            _remove(partial)
+        raise
+
+
 def _remove(folder: Path) -> None:
     """An export; OSError where something else came to lie there meanwhile."""
     if folder.is_dir():
@@ -117,13 +130,14 @@ def _remove(folder: Path) -> None:
 
 
 def _figures(path: Path) -> Figures:
+    what = f"{path} is no file of figures that `train eval --output` wrote"
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        if "chain" in found["all"]:
-            return found
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StartupError(f"{path} is no file of figures that `train eval --output` wrote: {error!r}") from error
-    raise StartupError(f"{path} is no file of figures that `train eval --output` wrote")
+    except (OSError, ValueError, RecursionError) as error:
+        raise StartupError(f"{what}: {reason_of(error)}") from error
+    if (fault := figures_fault(found)) is not None:
+        raise StartupError(f"{what}: {fault}")
+    return found
 
 
 def published(

@@ -75,15 +75,15 @@ class Trainer:
 
     def __init__(self, args: HeadArgs, ranks: Ranks) -> None:
         self.args, self.ranks = args, ranks
-        self.folder = made_folder(Path(args.output), "the head")
-        check_replaceable(self.folder / EXPORT_FOLDER)
-        torch.manual_seed(args.seed)
         model_path = resolve_model(args.model_path, revision=args.revision)
         stored, target_layers = args.store_states, trainable_config(model_path).num_layers
         self.kind = make_kind(
             args.algorithm, model_path, draft_vocab_size=args.draft_vocab_size, num_kv_heads=args.num_kv_heads,
             num_layers=args.num_layers, fc_norm=not args.no_fc_norm,
         )  # fmt: skip
+        self.folder = made_folder(Path(args.output), "the head")  # no sooner than the target is one to train for
+        check_replaceable(self.folder / EXPORT_FOLDER)
+        torch.manual_seed(args.seed)
         self.target = TargetStates(
             model_path, self.kind.features, dtype=args.dtype, device=ranks.device, load_format=args.load_format,
             max_tokens=args.batch_tokens, max_len=args.max_len, threads=args.threads, quantization=args.quantization,

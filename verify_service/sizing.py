@@ -121,8 +121,9 @@ class _Budget:
 
     def __str__(self) -> str:
         free, total, weights = (f"{size / GIB:.2f} GiB" for size in (*self.memory, self.weights))
+        fraction = f"{self.fraction:.3f}" if round(self.fraction, 3) else f"{self.fraction}"
         return (
-            f"{free} of {total} are free, weights take {weights}, --mem-fraction-static is {self.fraction:.3f}, which "
+            f"{free} of {total} are free, weights take {weights}, --mem-fraction-static is {fraction}, which "
             f"leaves {self.tokens} tokens of {self.token_bytes} bytes"
         )
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from draft_service.drafters.base import Drafter
 from outrider.args import HEAD_ALGORITHMS, DraftArgs
+from outrider.args.draft import OF_DRAFT_MODELS
 from outrider.errors import StartupError
+from outrider.flags import flag_named
 
 
 def describe_drafter(args: DraftArgs) -> dict[str, str]:
@@ -38,9 +40,7 @@ def _algorithm(args: DraftArgs) -> str:
     algorithm = (args.speculative_algorithm or "NGRAM").upper()
     if algorithm == "NGRAM":
         args.refuse_draft_model_flags()
-        if args.disable_cuda_graph or args.cuda_graph_max_bs is not None:
-            raise StartupError(
-                "--disable-cuda-graph and --cuda-graph-max-bs are for draft models; --speculative-algorithm NGRAM has "
-                "none"
-            )
+        for name in OF_DRAFT_MODELS:
+            if getattr(args, name) != getattr(DraftArgs, name):
+                raise StartupError(f"{flag_named(name)} is for draft models; --speculative-algorithm NGRAM has none")
     return algorithm

@@ -24,7 +24,7 @@ from engine.models.heads.load import HeadFolder, load_head
 from engine.models.heads.names import NoHeadError
 from engine.models.heads.runner import HeadRunner
 from engine.models.heads.target import TargetShape
-from engine.quantization import KernelLinears, check_quantization, draft_quantization
+from engine.quantization import KernelLinears, draft_quantization
 from engine.shipped import shipped_head, shipped_token_map, stored_quantization
 from engine.threads import share_cores
 from outrider.args import DraftArgs
@@ -49,9 +49,7 @@ def make_drafter(args: DraftArgs) -> EagleDrafter | MultiLayerDrafter:
     target = TargetShape.from_folder(target_folder)
     device = _device(args, folder, target, load_format)
     stored = stored_quantization(folder, device)
-    method = check_quantization(
-        draft_quantization(args.speculative_draft_model_quantization, args.quantization, stored=stored), device
-    )
+    method = draft_quantization(args.speculative_draft_model_quantization, args.quantization, device, stored=stored)
     token_map = args.speculative_token_map
     if token_map is None and (args.speculative_algorithm or "").upper() != "EAGLE3":  # which has its own
         token_map = shipped_token_map(folder, target_folder)
@@ -109,7 +107,8 @@ def _head_folder(args: DraftArgs, target_folder: Path, load_format: str) -> Path
     if args.speculative_draft_model_path:
         return resolve_model(
             args.speculative_draft_model_path, revision=args.speculative_draft_model_revision,
-            revision_flag="--speculative-draft-model-revision", load_format=load_format,
+            flag="--speculative-draft-model-path", revision_flag="--speculative-draft-model-revision",
+            load_format=load_format,
         )  # fmt: skip
     shipped = shipped_head((args.speculative_algorithm or "").upper(), target_folder)
     if shipped is not None:

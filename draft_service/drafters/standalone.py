@@ -16,7 +16,7 @@ from draft_service.drafters.pool_size import ROWS_PER_SESSION, check_pool
 from draft_service.drafters.roster import State
 from draft_service.drafters.shape import TreeShape, possible_steps, tree_shape
 from draft_service.session import Session
-from engine.attention import AttentionChoice
+from engine.attention import DRAFT_ATTENTION, AttentionChoice
 from engine.config import ModelConfig
 from engine.devices import pick_device
 from engine.execution import Execution
@@ -73,17 +73,18 @@ def make_drafter(args: DraftArgs) -> StandaloneDrafter:
     if named is None and is_shipped(folder):
         named = shipped_token_map(folder, resolve_model(args.model_path, revision=args.revision))
     token_map = None if named is None else load_token_map(named, config.vocab_size)
+    device = pick_device(args.device)
     runner = ModelRunner.load(
         folder, dtype=args.dtype, device=args.device, num_slots=args.draft_max_total_tokens,
         max_sessions=ROWS_PER_SESSION * args.max_sessions, max_len=args.draft_max_total_tokens,
         load_format=args.speculative_draft_load_format or args.load_format, max_batch_tokens=MAX_BATCH_TOKENS,
         threads=args.threads,
         quantization=draft_quantization(
-            args.speculative_draft_model_quantization, args.quantization,
-            stored=stored_quantization(folder, pick_device(args.device)),
+            args.speculative_draft_model_quantization, args.quantization, device,
+            stored=stored_quantization(folder, device),
         ),
         execution=Execution(
-            AttentionChoice(args.speculative_draft_attention_backend or "auto"),
+            AttentionChoice(args.speculative_draft_attention_backend or "auto", flag=DRAFT_ATTENTION),
             graphs=graph_sizes(args, possible_steps(args, shape), shape.topk),
         ),
         trust_remote_code=args.trust_remote_code, output_rows=token_map,
@@ -99,7 +100,7 @@ def _model_folder(args: DraftArgs) -> Path:
     if args.speculative_draft_model_path:
         return resolve_model(
             args.speculative_draft_model_path, revision=args.speculative_draft_model_revision,
-            revision_flag="--speculative-draft-model-revision",
+            flag="--speculative-draft-model-path", revision_flag="--speculative-draft-model-revision",
             load_format=args.speculative_draft_load_format or args.load_format,
             trust_remote_code=args.trust_remote_code,
         )  # fmt: skip

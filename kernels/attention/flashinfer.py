@@ -25,7 +25,7 @@ _WORKSPACE_BYTES = 128 << 20
 def load_flashinfer(device: torch.device) -> ModuleType:
     """The package. ImportError where it is not installed, ValueError where `device` is no CUDA device that is there."""
     if device.type != "cuda" or not torch.cuda.is_available():
-        raise ValueError(f"attention backend flashinfer needs a CUDA device; this one is {device}")
+        raise ValueError(f"flashinfer needs a CUDA device; this one is {device}")
     return importlib.import_module("flashinfer")
 
 

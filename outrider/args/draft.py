@@ -9,7 +9,14 @@ from outrider.args.links import DialingArgs, ServingArgs, check_address, check_a
 from outrider.args.observing import ObservingArgs
 from outrider.args.speculation import DRAFTED, SpeculativeArgs, check_algorithm
 from outrider.args.verify import check_model
+from outrider.errors import StartupError
 from outrider.flags import MAX_THREADS, arg, at_least, at_most
+
+OF_DRAFT_MODELS = (
+    "load_format", "dtype", "quantization", "trust_remote_code", "threads", "disable_cuda_graph", "cuda_graph_max_bs",
+)  # fmt: skip
+"""Settings beside those of speculation that nothing reads where no model drafts, and that are refused then. --device
+is not: a deployment names it whatever drafts there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,9 +98,12 @@ class DraftArgs(SpeculativeArgs, ObservingArgs, ServingArgs, DialingArgs):
                 check_address("--verify-address", address)
             check_tls_is_used("--verify-ssl-ca-certs", self.verify_ssl_ca_certs, self.verify_address)
         at_most(self, MAX_THREADS, "threads")
+        at_least(self, 2, "draft_max_total_tokens")  # a token of the session's, and one drafted
         at_least(
-            self, 1, "max_sessions", "max_pending_tokens", "draft_max_total_tokens", "threads", "cuda_graph_max_bs",
+            self, 1, "max_sessions", "max_pending_tokens", "threads", "cuda_graph_max_bs",
             "speculative_ngram_external_corpus_max_tokens",
         )  # fmt: skip
+        if self.describe and self.inspect is not None:
+            raise StartupError("--describe and --inspect exclude each other; give one")
         check_model(self)
         at_least(self, 0, "shutdown_grace_s")

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from outrider.args.links import MAX_SOCKET_BYTES, DialingArgs, ServingArgs, check_address, check_tls_is_used
 from outrider.args.observing import ObservingArgs
 from outrider.errors import StartupError
-from outrider.flags import above_zero, arg, at_least, at_most, check_key, unbracketed
+from outrider.flags import above_zero, arg, at_least, at_most, bound_host, check_key, flag_named
 from outrider.wire import MAX_GRAMMAR_BYTES
 
 # As the gateway has them, which its tests compare; - and _ are the same.
@@ -30,7 +30,7 @@ class GatewayArgs(ObservingArgs, ServingArgs, DialingArgs):
     command: ClassVar[str] = "gateway"
     summary: ClassVar[str] = "Serve the OpenAI API over HTTP in front of verify services."
 
-    host: str = arg("127.0.0.1", "network", "Address to serve HTTP on.", read=unbracketed)
+    host: str = arg("127.0.0.1", "network", "Address to serve HTTP on.", read=bound_host)
     port: int = arg(8000, "network", "Port to serve HTTP on; 0 takes a free one.")
     uds: str | None = arg(None, "network", "Unix socket to serve HTTP on, instead of host and port.")
     verify_address: tuple[str, ...] = arg(
@@ -93,10 +93,9 @@ class GatewayArgs(ObservingArgs, ServingArgs, DialingArgs):
     def check(self) -> None:
         """StartupError for values out of bounds."""
         super().check()
-        if self.uds is not None and self.ssl_certfile is not None:
-            raise StartupError("--ssl-certfile is for --host and --port; --uds goes without TLS")
-        if self.uds is not None and len(os.fsencode(self.uds)) > MAX_SOCKET_BYTES:
-            raise StartupError(f"--uds is {self.uds!r}; a socket's path has at most {MAX_SOCKET_BYTES} bytes")
+        self._check_uds()
+        if self.served_model_name == "":
+            raise StartupError("--served-model-name is empty; leave it out for the model's own")
         for address in self.verify_address:
             if address == "file:":
                 raise StartupError("--verify-address is 'file:'; a path must follow")
@@ -117,6 +116,20 @@ class GatewayArgs(ObservingArgs, ServingArgs, DialingArgs):
             check_key("--api-key", key)
         if self.chat_template is not None and not Path(self.chat_template).is_file():
             raise StartupError(f"--chat-template is {self.chat_template!r}, which is no file")
+
+    def _check_uds(self) -> None:
+        """StartupError for a socket that cannot be, and for what would do nothing beside one."""
+        if self.uds is None:
+            return
+        if self.ssl_certfile is not None:
+            raise StartupError("--ssl-certfile is for --host and --port; --uds goes without TLS")
+        for name in ("host", "port"):
+            if getattr(self, name) != getattr(GatewayArgs, name):
+                raise StartupError(f"{flag_named(name)} and --uds exclude each other; give one")
+        if not self.uds:
+            raise StartupError("--uds is empty; it must be a path")
+        if len(os.fsencode(self.uds)) > MAX_SOCKET_BYTES:
+            raise StartupError(f"--uds is {self.uds!r}; a socket's path has at most {MAX_SOCKET_BYTES} bytes")
 
 
 def _check_name(flag: str, name: str | None, known: tuple[str, ...]) -> None:

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 from outrider.args.links import host_port
 from outrider.errors import StartupError
-from outrider.flags import Args, arg, is_url, unbracketed
+from outrider.flags import Args, arg, bound_host, is_url
 
 
 @dataclass(frozen=True, kw_only=True)
 class ObservingArgs(Args):
     """Where to look at a service from."""
 
-    metrics_host: str = arg("127.0.0.1", "observing", "Address to serve Prometheus metrics on.", read=unbracketed)
+    metrics_host: str = arg("127.0.0.1", "observing", "Address to serve Prometheus metrics on.", read=bound_host)
     metrics_port: int | None = arg(
         None, "observing",
         "Port to serve Prometheus metrics on, without key or TLS; 0 takes a free one. Default: none.",

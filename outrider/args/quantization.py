@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from outrider.errors import StartupError
 
+QUANTIZATION, DRAFT_QUANTIZATION = "--quantization", "--speculative-draft-model-quantization"
 METHODS = ("int8", "int8_dynamic", "int4", "fp8")
 # SGLang's flag has these as well: one is int8_dynamic's other name, the rest are forms of checkpoints or not offered.
 _ALIASES = {"w8a8_int8": "int8_dynamic"}
@@ -13,7 +14,7 @@ _OF_SGLANG = frozenset({
 })  # fmt: skip
 
 
-def quantization_method(name: str, flag: str = "quantization") -> str:
+def quantization_method(name: str, flag: str = QUANTIZATION) -> str:
     """The method by its own name. StartupError for one that there is not."""
     method = _ALIASES.get(name, name)
     if method not in METHODS:

@@ -27,6 +27,7 @@ class ServeArgs(VerifyArgs, DraftArgs, GatewayArgs):
     command: ClassVar[str] = "serve"
     summary: ClassVar[str] = "Serve a model on this machine: verify, draft and gateway as processes of their own."
     algorithms: ClassVar[tuple[str, ...]] = ALGORITHMS
+    features_words: ClassVar[tuple[str, ...]] = ("auto", *VerifyArgs.features_words)
 
     # No fields here: the launcher chooses these addresses.
     listen: ClassVar[None] = None  # pyright: ignore[reportIncompatibleVariableOverride]

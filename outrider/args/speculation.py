@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
-from outrider.args.quantization import quantization_method
+from outrider.args.quantization import DRAFT_QUANTIZATION, quantization_method
 from outrider.errors import StartupError
 from outrider.flags import Args, arg, at_least, at_most, flag_named, flag_of
 from outrider.tiers import candidates, read_tiers
@@ -89,7 +89,9 @@ class SpeculativeArgs(Args):
     def check(self) -> None:
         """StartupError for trees, or an n-gram cache of SGLang's, that are out of range."""
         super().check()
-        at_least(self, 1, "speculative_num_steps", "speculative_eagle_topk")
+        # SGLang's candidates may be 0: no speculation until larger steps pay.
+        at_least(self, 0 if self.speculative_adaptive else 1, "speculative_num_steps")
+        at_least(self, 1, "speculative_eagle_topk")
         # As one request may ask for at most.
         at_most(self, MAX_WISH, "speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
         at_least(self, 0, "speculative_copy_tokens")
@@ -97,7 +99,7 @@ class SpeculativeArgs(Args):
         at_least(self, 2, "speculative_num_draft_tokens")
         self._check_ngram_cache()
         if self.speculative_draft_model_quantization not in (None, "", "unquant"):
-            quantization_method(self.speculative_draft_model_quantization, "--speculative-draft-model-quantization")
+            quantization_method(self.speculative_draft_model_quantization, DRAFT_QUANTIZATION)
         for name, value, there in _MOE_BACKENDS:
             given = getattr(self, name)
             if given not in (None, value):

@@ -21,7 +21,11 @@ class TopArgs(Args):
         "Where a process tells its metrics; `outrider serve` prints it. Repeatable.",
     )  # fmt: skip
     interval_s: float = arg(2.0, "view", "Seconds between looks; rates are of this time.")
-    once: bool = arg(False, "view", "Print one frame and end, with 1 where a process did not answer.")
+    once: bool = arg(
+        False,
+        "view",
+        "Print one frame and end, with 1 where a process did not answer, else 2 where one is neither service.",
+    )
 
     def check(self) -> None:
         """StartupError for values out of bounds."""

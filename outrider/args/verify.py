@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -16,10 +17,15 @@ from outrider.wire import MAX_CHOICES
 if TYPE_CHECKING:
     from outrider.args.draft import DraftArgs
 
+LEAST_WATCHDOG_S = 1.0  # a first step, or a turn of the event loop at the start, may take half a second
+
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyArgs(ObservingArgs, ServingArgs):
     """Settings of `outrider verify`."""
+
+    features_words: ClassVar[tuple[str, ...]] = ("none", "last")
+    """What --features may be beside names of layers."""
 
     command: ClassVar[str] = "verify"
     summary: ClassVar[str] = "Serve the target model: prefill, verification of drafts, the truth about every session."
@@ -163,10 +169,11 @@ class VerifyArgs(ObservingArgs, ServingArgs):
             metrics = host_port(self.metrics_host, self.metrics_port or 0)
             check_apart({"--listen": self.listen, "--grpc-address": self.grpc_address, "--metrics-port": metrics})
         at_most(self, MAX_THREADS, "threads")
+        at_least(self, 2, "max_total_tokens", "context_length")  # a token of the prompt and one of the answer
         at_least(
-            self, 1, "max_total_tokens", "max_running_requests", "max_choices", "context_length", "threads",
-            "chunked_prefill_size", "max_verify_nodes", "max_proposal_nodes", "max_proposals_per_session",
-            "cuda_graph_max_bs", "torch_compile_max_bs", "drafter_outbox_bytes",
+            self, 1, "max_running_requests", "max_choices", "threads", "chunked_prefill_size", "max_verify_nodes",
+            "max_proposal_nodes", "max_proposals_per_session", "cuda_graph_max_bs", "torch_compile_max_bs",
+            "drafter_outbox_bytes",
         )  # fmt: skip
         at_least(self, 0, "speculative_accept_threshold_single", "speculative_accept_threshold_acc")
         at_most(self, 1, "speculative_accept_threshold_single", "speculative_accept_threshold_acc")
@@ -179,15 +186,27 @@ class VerifyArgs(ObservingArgs, ServingArgs):
             self, 0, "max_queued_requests", "max_assumed_tokens", "max_draft_wait_ms", "shutdown_grace_s",
             "watchdog_timeout", "decode_log_interval",
         )  # fmt: skip
+        if 0 < self.watchdog_timeout < LEAST_WATCHDOG_S:
+            raise StartupError(
+                f"--watchdog-timeout is {self.watchdog_timeout:g}; it must be 0, for never, or at least "
+                f"{LEAST_WATCHDOG_S:g}"
+            )
+        check_features(self.features, self.features_words)
         check_model(self)
         if self.torch_compile_max_bs != VerifyArgs.torch_compile_max_bs and not self.enable_torch_compile:
             raise StartupError("--torch-compile-max-bs needs --enable-torch-compile")
 
 
+def check_features(features: str, words: tuple[str, ...]) -> None:
+    """StartupError unless --features is one of these words or names layers; which there are, the model says."""
+    if features not in words and not re.fullmatch(r"aux:[0-9]{1,9}(,[0-9]{1,9})*", features):
+        raise StartupError(f"--features is {features!r}; it must be {', '.join(words)} or aux:I,J,K")
+
+
 def check_model(settings: VerifyArgs | DraftArgs) -> None:
     """StartupError for a quantisation or a kind of device that there is not, and graphs both wanted and not."""
     if settings.quantization is not None:
-        quantization_method(settings.quantization, "--quantization")
+        quantization_method(settings.quantization)
     check_device(settings.device)
     if settings.disable_cuda_graph and settings.cuda_graph_max_bs is not None:
         raise StartupError("--cuda-graph-max-bs and --disable-cuda-graph exclude each other; give one")

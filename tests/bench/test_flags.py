@@ -166,6 +166,12 @@ def test_a_tree_has_no_more_tokens_than_its_branches_make() -> None:
             shapes(text)
 
 
+def test_goodput_gives_flags_of_models_to_drafters_that_have_one() -> None:
+    for name, drafts in (("NGRAM", False), ("eagle3", True), ("STANDALONE", True)):
+        assert goodput.drafts_by_model([f"--speculative-algorithm={name}"]) is drafts
+    assert not goodput.drafts_by_model(["--speculative-ngram-scope=session"])
+
+
 def test_goodput_has_the_flags_of_its_networks_alone() -> None:
     stand_in, real = goodput._parse(["--stand-in"], []), goodput._parse([], ["--speculative-algorithm=NGRAM"])
     assert (stand_in.verify_ms, stand_in.draft_ms, stand_in.accept_length, stand_in.threads) == (7.5, 4.9, 3.69, None)

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
+from draft_service.drafters.factory import describe_drafter
 from outrider.args import DraftArgs, GatewayArgs, VerifyArgs
 from outrider.args.tools import HealthArgs
 from outrider.health import client_context
@@ -74,6 +75,8 @@ def test_gpu_drafters_of_every_kind(algorithm: str, model: str) -> None:
     args = DraftArgs.parse(words)
     assert (args.model_path, args.speculative_algorithm) == ("a/target", algorithm)
     assert (args.speculative_draft_model_path or "") == model
+    if algorithm == "NGRAM":  # others look at the model
+        assert describe_drafter(args) == {"algorithm": "NGRAM", "features": "none"}
 
 
 @pytest.mark.parametrize("name", [name for name in OURS if name.startswith("envoy")])

@@ -41,7 +41,7 @@ def test_a_draft_model_goes_with_its_target_unless_told_otherwise(draft: Path) -
     assert eight != plain
     assert numerics(draft, quantization="int8", speculative_draft_model_quantization="unquant") == plain
     assert numerics(draft, quantization="int4", speculative_draft_model_quantization="int8") == eight
-    with pytest.raises(StartupError, match="fp8 needs a CUDA device"):
+    with pytest.raises(StartupError, match="--speculative-draft-model-quantization fp8 needs a CUDA device"):
         numerics(draft, speculative_draft_model_quantization="fp8")
     with pytest.raises(StartupError, match="'q5' is unknown"):
         numerics(draft, speculative_draft_model_quantization="q5")

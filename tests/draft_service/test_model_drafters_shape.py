@@ -18,6 +18,7 @@ from draft_service.drafters.shape import TreeShape, possible_steps, tree_shape
 from engine.execution import GraphSizes
 from outrider.args import DraftArgs
 from outrider.errors import StartupError
+from outrider.flags import flag_named
 
 ROOT = Path(__file__).parents[2]
 
@@ -91,6 +92,10 @@ def test_sglangs_rule_for_its_name_of_overlap(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delenv("SGLANG_ENABLE_SPEC_V2")
     monkeypatch.setenv("OUTRIDER_ENABLE_SPEC_V2", "1")
     assert shape(num_steps=3, eagle_topk=2, num_draft_tokens=4).topk == 2
+    monkeypatch.setenv("SGLANG_ENABLE_SPEC_V2", "True")  # which ours then decides over
+    for ours in ("0", "1", "auto"):
+        monkeypatch.setenv("OUTRIDER_ENABLE_SPEC_V2", ours)
+        assert shape(num_steps=3, eagle_topk=2, num_draft_tokens=4).topk == 2
 
 
 def test_the_factory_makes_ngram_drafters_too() -> None:
@@ -139,7 +144,16 @@ def test_how_deep_trees_may_come_to_be(tmp_path: Path) -> None:
     assert possible_steps(adaptive, chain) == (1,)
 
 
-@pytest.mark.parametrize("flags", [{"disable_cuda_graph": True}, {"cuda_graph_max_bs": 4}])
-def test_ngram_has_no_cuda_graphs(flags: dict[str, Any]) -> None:
-    with pytest.raises(StartupError, match="--cuda-graph-max-bs are for draft models"):
-        make_drafter(DraftArgs(speculative_algorithm="NGRAM", **flags))
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"disable_cuda_graph": True}, {"cuda_graph_max_bs": 4}, {"quantization": "fp8"},
+        {"load_format": "pt"}, {"dtype": "float16"}, {"threads": 3}, {"trust_remote_code": True},
+    ],
+)  # fmt: skip
+def test_what_only_a_draft_model_reads_is_refused_for_ngrams(flags: dict[str, Any]) -> None:
+    (name,) = flags
+    complaint = f"{flag_named(name)} is for draft models; --speculative-algorithm NGRAM has none"
+    for algorithm in ("NGRAM", None):
+        with pytest.raises(StartupError, match=complaint):
+            make_drafter(DraftArgs(speculative_algorithm=algorithm, **flags))

@@ -491,6 +491,8 @@ def test_the_adaptive_flag_brings_sglangs_rule_and_its_default_steps(monkeypatch
     assert isinstance(planner_of(monkeypatch, speculative_adaptive=True), AdaptivePlanner)
     args = DraftArgs(speculative_algorithm="EAGLE3", speculative_adaptive=True)
     assert tree_shape(args, is_head=True, target_architecture="LlamaForCausalLM") == TreeShape(3, 1, 4)
+    none = planner_of(monkeypatch, speculative_adaptive=True, speculative_num_steps=0)  # a candidate of SGLang's
+    assert not none.current.speculate
     with pytest.raises(StartupError, match="--speculative-num-steps is 5"):
         tree_shape(
             DraftArgs(speculative_algorithm="EAGLE3", speculative_adaptive=True, speculative_num_steps=5), is_head=True

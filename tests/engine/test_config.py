@@ -268,7 +268,7 @@ def test_feature_specs(tmp_path: Path) -> None:
     assert FeatureSpec.parse("last").width(config) == 64
     assert FeatureSpec.parse("aux:0,2").width(config) == 128
     assert str(FeatureSpec.parse("aux:0,2")) == "aux:0,2"
-    with pytest.raises(StartupError, match="layer 3"):
+    with pytest.raises(StartupError, match="--features is aux:1,3; of a model with 2 layers they are 0 to 2"):
         FeatureSpec.parse("aux:1,3").width(config)
 
 

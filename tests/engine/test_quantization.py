@@ -203,7 +203,12 @@ def test_names_of_methods() -> None:
 
 
 def test_a_draft_model_is_quantised_as_its_target_unless_told_otherwise() -> None:
-    assert draft_quantization(None, "int8") == "int8"
-    assert draft_quantization("unquant", "int8") is None
-    assert draft_quantization("int4", "int8") == "int4"
-    assert draft_quantization(None, None) is None
+    cpu = torch.device("cpu")
+    assert draft_quantization(None, "int8", cpu) == "int8"
+    assert draft_quantization("unquant", "int8", cpu) is None
+    assert draft_quantization("int4", "int8", cpu) == "int4"
+    assert draft_quantization(None, None, cpu) is None
+    with pytest.raises(StartupError, match=r"^--speculative-draft-model-quantization fp8 needs a CUDA device"):
+        draft_quantization("fp8", "int8", cpu)
+    with pytest.raises(StartupError, match=r"^--quantization fp8 needs a CUDA device"):
+        draft_quantization(None, "fp8", cpu)

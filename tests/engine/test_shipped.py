@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,7 @@ def test_a_head_is_expanded_once_into_what_loaders_read(tmp_path: Path, target: 
     head = make.eagle3(tmp_path / "head")
     size = pack(head.folder, "EAGLE3", target.folder, tmp_path / "ship" / "a.safetensors")
     assert size < (head.folder / "model.safetensors").stat().st_size / 2
+    assert stat.S_IMODE((tmp_path / "ship" / "a.safetensors").stat().st_mode) == 0o644
     folder = shipped_head("EAGLE3", target.folder, folder=tmp_path / "ship")
     assert folder is not None
     assert folder.parent == tmp_path / "home" / "heads"
@@ -197,9 +199,10 @@ def test_a_shipped_head_is_computed_with_as_it_is_stored(tmp_path: Path, target:
     assert stored_quantization(expanded, torch.device("cpu")) == on_cpu
     assert stored_quantization(expanded, torch.device("cuda")) is None
     assert stored_quantization(target.folder, torch.device("cpu")) is None
-    assert draft_quantization(None, None, stored="int8") == "int8"
-    assert draft_quantization(None, "int4", stored="int8") == "int4"
-    assert draft_quantization("unquant", "int4", stored="int8") is None
+    cpu = torch.device("cpu")
+    assert draft_quantization(None, None, cpu, stored="int8") == "int8"
+    assert draft_quantization(None, "int4", cpu, stored="int8") == "int4"
+    assert draft_quantization("unquant", "int4", cpu, stored="int8") is None
 
 
 def test_shipped_heads_draft_from_the_shipped_map(tmp_path: Path, target: Written) -> None:

@@ -324,6 +324,23 @@ def test_limits(folder: Path, tmp_path: Path) -> None:
         assert (long.json()["error"]["code"], long.json()["error"]["param"]) == ("context_length_exceeded", "messages")
         schema = {"type": "json_schema", "json_schema": {"schema": {"const": "x" * 50}}}
         assert post("sk-a", response_format=schema).json()["error"]["code"] == "invalid_json_schema"
-        error = post("sk-a", structured_outputs={"regex": "x" * 51}).json()["error"]
-        assert error["message"] == "The regex has 51 bytes; this server takes 50."
-        assert (error["code"], error["param"]) == ("invalid_grammar", "structured_outputs.regex")
+
+
+def test_a_grammar_that_is_too_large_is_told_in_the_words_of_its_kind(folder: Path, tmp_path: Path) -> None:
+    with running({"max_schema_bytes": 50}, lambda: [FakeVerify(folder, vocab_size=410)], tmp_path) as gateway:
+
+        def post(**fields: Any) -> httpx.Response:
+            return httpx.post(gateway.url + "/v1/chat/completions", json={"messages": USER, **fields})
+
+        for fields, what, size, code in (
+            ({"json_schema": '{"const":"' + "x" * 50 + '"}'}, "schema", 62, "invalid_json_schema"),
+            ({"regex": "\u00e4" * 30}, "regular expression", 60, "invalid_grammar"),
+            ({"ebnf": "x" * 51}, "grammar", 51, "invalid_grammar"),
+            ({"structured_outputs": {"grammar": "x" * 51}}, "grammar", 51, "invalid_grammar"),
+            ({"structured_outputs": {"choice": ["x" * 42]}}, "grammar of the choices", 51, "invalid_grammar"),
+        ):
+            told = post(**fields).json()["error"]
+            assert told["message"] == f"The {what} has {size} bytes; this server takes 50."
+            assert told["code"] == code
+            assert told["param"].partition(".")[0] in fields
+        assert post(regex="x" * 50).status_code == 200

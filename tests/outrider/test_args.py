@@ -90,7 +90,26 @@ def test_other_servers_names_lead_to_flags_that_there_are() -> None:
 @pytest.mark.parametrize(
     ("kind", "settings", "flag"),
     [
-        (VerifyArgs, {"max_total_tokens": 0}, "--max-total-tokens"),
+        (VerifyArgs, {"max_total_tokens": 1}, "--max-total-tokens is 1; it must be at least 2"),
+        (VerifyArgs, {"context_length": 1}, "--context-length is 1; it must be at least 2"),
+        (DraftArgs, {"draft_max_total_tokens": 1}, "--draft-max-total-tokens is 1; it must be at least 2"),
+        (VerifyArgs, {"watchdog_timeout": 0.001}, "--watchdog-timeout is 0.001; it must be 0, for never, or at least"),
+        *(
+            (VerifyArgs, {"features": features}, f"--features is '{features}'; it must be none, last or aux:I,J,K")
+            for features in ("bogus", "auto", "aux:", "aux:1,x")
+        ),
+        (ServeArgs, {"features": "bogus"}, "--features is 'bogus'; it must be auto, none, last or aux:I,J,K"),
+        (DraftArgs, {"describe": True, "inspect": "a"}, "--describe and --inspect exclude each other"),
+        *((kind, {"served_model_name": ""}, "--served-model-name is empty") for kind in (GatewayArgs, ServeArgs)),
+        (GatewayArgs, {"uds": ""}, "--uds is empty; it must be a path"),
+        (GatewayArgs, {"uds": "/a", "port": 1}, "--port and --uds exclude each other"),
+        (GatewayArgs, {"uds": "/a", "host": "::"}, "--host and --uds exclude each other"),
+        (DraftArgs, {"speculative_num_steps": 0}, "--speculative-num-steps is 0; it must be at least 1"),
+        (
+            DraftArgs,
+            {"speculative_num_steps": -1, "speculative_adaptive": True},
+            "--speculative-num-steps is -1; it must be at least 0",
+        ),
         (
             VerifyArgs,
             {"max_queued_requests": 2**31},
@@ -185,7 +204,7 @@ def test_other_servers_names_lead_to_flags_that_there_are() -> None:
         *(
             (kind, {"device": device}, f"--device is '{device}'; it must be auto, cpu, cuda or cuda:N")
             for kind in (VerifyArgs, DraftArgs, ServeArgs)
-            for device in ("foo", "cuda:x", "mps", "")
+            for device in ("foo", "cuda:x", "cpu:1", "mps", "")
         ),
         (DraftArgs, {"speculative_moe_runner_backend": "deep_gemm"}, "--speculative-moe-runner-backend is 'deep_gemm'"),
         (DraftArgs, {"speculative_moe_a2a_backend": "deepep"}, "--speculative-moe-a2a-backend is 'deepep'"),
@@ -297,6 +316,11 @@ def test_a_flag_without_a_default_is_told_to_be_required() -> None:
 def test_a_host_may_stand_in_brackets() -> None:
     args = ServeArgs.parse(["--host", "[::1]", "--metrics-host=[::]"])
     assert (args.host, args.metrics_host) == ("::1", "::")
+
+
+def test_an_empty_host_is_all_of_them() -> None:
+    args = ServeArgs.parse(["--host=", "--metrics-host", ""])
+    assert (args.host, args.metrics_host) == ("0.0.0.0", "0.0.0.0")
 
 
 def test_settings_as_flags() -> None:

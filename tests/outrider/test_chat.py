@@ -118,7 +118,7 @@ def test_one_prompt_leaves_the_answer_alone_on_stdout(
 def test_a_conversation_remembers_its_turns(fake_gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch) -> None:
     typed: Iterator[str] = iter(["hi", "   ", "and then?"])
 
-    def read(prompt: str) -> str:
+    def read(prompt: str = "") -> str:
         try:
             return next(typed)
         except StopIteration:
@@ -225,6 +225,28 @@ def test_typed_bytes_that_are_no_text_are_refused(
     assert chat.main(ChatArgs(url=fake_gateway.url)) == 0
     assert "not valid UTF-8" in capsys.readouterr().err
     assert [request["messages"][0]["content"] for request in fake_gateway.requests] == ["hi"]
+
+
+@pytest.mark.parametrize(
+    ("types", "shows", "out", "err"),
+    [
+        (False, False, 0, 0),
+        (True, False, 0, 2),
+        (False, True, 0, 0),
+        (True, True, 2, 0),
+    ],
+)
+def test_who_types_is_asked_and_a_pipe_gets_the_answers_alone(
+    types: bool, shows: bool, out: int, err: int, fake_gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    outputs = [Terminal() if shows else io.StringIO(), io.StringIO()]
+    monkeypatch.setattr("sys.stdin", (Terminal if types else io.StringIO)("hi\n"))
+    monkeypatch.setattr("sys.stdout", outputs[0])
+    monkeypatch.setattr("sys.stderr", outputs[1])
+    assert chat.main(ChatArgs(url=fake_gateway.url)) == 0
+    assert [each.getvalue().count("\n> ") for each in outputs] == [out, err]
+    assert outputs[0].getvalue().replace("\n> ", "") == "Hello you\n"
 
 
 def test_a_closed_stdin_ends_a_conversation_and_a_closed_stdout_begins_none(

@@ -272,7 +272,6 @@ def test_each_part_gets_its_own_flags() -> None:
         verify_address=(VERIFY,),
         speculative_algorithm="NGRAM",
         speculative_ngram_branch_length=20,
-        dtype="float32",
     )
     assert GatewayArgs.parse(list(gateway.command[5:])) == GatewayArgs(
         verify_address=(VERIFY,), host="0.0.0.0", port=1234, api_key=("k",)
@@ -415,8 +414,11 @@ def test_a_draft_models_attention_is_the_targets_unless_it_is_named() -> None:
     assert DraftArgs.parse(list(ngram.command[5:])).speculative_draft_attention_backend is None
 
 
-def test_flags_of_cuda_graphs_are_for_both_models() -> None:
-    settings: list[dict[str, Any]] = [{"cuda_graph_max_bs": 4}, {"disable_cuda_graph": True}]
+def test_flags_of_models_are_for_both_where_a_model_drafts() -> None:
+    settings: list[dict[str, Any]] = [
+        {"cuda_graph_max_bs": 4}, {"disable_cuda_graph": True}, {"dtype": "float32"},
+        {"threads": 3}, {"quantization": "int8"}, {"load_format": "pt"}, {"trust_remote_code": True},
+    ]  # fmt: skip
     for given in settings:
         for algorithm, reaches in (("STANDALONE", True), ("EAGLE3", True), ("NGRAM", False)):
             args = ServeArgs(speculative_algorithm=algorithm, **given)

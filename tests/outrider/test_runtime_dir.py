@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import stat
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,6 +45,27 @@ def test_where_only_one_place_can_be_written_it_is_there(monkeypatch: pytest.Mon
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     with runtime_dir() as folder:
         assert folder.is_relative_to(tmp_path)
+
+
+def test_a_place_that_takes_a_folder_but_no_file_is_left_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    places = [tmp_path / "full", tmp_path / "next"]
+    for place in places:
+        place.mkdir()
+    opened = Path.open
+
+    def full(path: Path, *args: Any, **kwargs: Any) -> Any:
+        if path.is_relative_to(places[0]):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return opened(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", full)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(places[0]))
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(places[1]))
+    with runtime_dir() as folder:
+        assert folder.parent == places[1]
+    assert [*places[0].iterdir(), *places[1].iterdir()] == []
 
 
 def test_that_there_is_no_place_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

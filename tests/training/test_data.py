@@ -7,6 +7,7 @@ import gzip
 import json
 import random
 import shutil
+import stat
 import tomllib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -297,6 +298,7 @@ def test_shards_are_added_and_read_back(tmp_path: Path) -> None:
     paths = shard_paths(tmp_path)
     examples = [example for path in paths for example in read_examples(path)]
     assert len(paths) == 2
+    assert {stat.S_IMODE(path.stat().st_mode) for path in paths} == {0o644}  # a head's training may be another user's
     assert [example.tokens.tolist() for example in examples] == [[5, 6, 7, 8], [9, 419], [3, 3]]
     assert [example.answers for example in examples] == [((1, 2), (3, 4)), ((1, 2),), ((1, 2),)]
     assert [example.source for example in examples] == [COMPOSED, GIVEN, COMPOSED]

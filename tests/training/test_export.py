@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 
 from engine.models.heads.load import HeadFolder, load_head
 from engine.models.heads.token_map import load_token_map, target_tokens
-from outrider.errors import StartupError
+from outrider.errors import StartupError, Unfinished
+from tests.engine.disk import FULL, full_disk
 from tests.engine.tiny import save_model
 from tests.training.rig import VOCAB_SIZE, head_args, with_other_weights
 from training.args import DataArgs, ExportArgs, HeadArgs, TokenMapArgs
@@ -214,9 +215,42 @@ def test_a_card_tells_what_was_measured(target: Path, data: Path, tmp_path: Path
     settings: dict[str, Any] = {"model_path": str(target), "checkpoint": str(tmp_path), "output": output}
     assert export_main(ExportArgs(**settings, figures=str(figures))) == 0
     assert "\n| math | 1.70 |  |\n| all | 1.70 |  |\n" in (tmp_path / "head" / "README.md").read_text()
-    figures.write_text("{}")
-    with pytest.raises(StartupError, match="no file of figures"):
-        export_main(ExportArgs(**settings, figures=str(figures)))
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("{", "it is not JSON|Expecting"),
+        ("[]", "it has no `all`"),
+        ("{}", "it has no `all`"),
+        ('{"all": {"chain": {"num_rounds": 1}}}', "all.chain.accept_length is no number"),
+        ('{"all": {"chain": {"num_rounds": 1, "accept_length": 1.5}}}', "all.tree.num_rounds is no number"),
+        ('{"math": 5, "all": {}}', "math.chain.num_rounds is no number"),
+        ('{"all": {"chain": {"num_rounds": "1", "accept_length": 1.5}}}', "all.chain.num_rounds is no number"),
+    ],
+)
+def test_figures_of_another_form_are_told(text: str, fault: str, target: Path, data: Path, tmp_path: Path) -> None:
+    exported("NEXTN", target, data, tmp_path)
+    (tmp_path / "figures.json").write_text(text)
+    args = ExportArgs(
+        model_path=str(target), checkpoint=str(tmp_path), output=str(tmp_path / "head"),
+        figures=str(tmp_path / "figures.json"),
+    )  # fmt: skip
+    with pytest.raises(StartupError, match=f"no file of figures that .* wrote: {fault}"):
+        export_main(args)
+    assert not (tmp_path / "head").exists()
+
+
+@pytest.mark.parametrize("most_bytes", [10, 5000])
+def test_a_full_disk_leaves_the_export_before_and_nothing_else(
+    most_bytes: int, target: Path, data: Path, tmp_path: Path
+) -> None:
+    trainer, _, _ = exported("NEXTN", target, data, tmp_path)
+    before = untouched(tmp_path)
+    with full_disk(most_bytes), pytest.raises(Unfinished, match=f"cannot be written to .*published: .*{FULL}"):
+        export(trainer.kind, trainer.checkpoint, tmp_path / "published", target=target)
+    assert untouched(tmp_path) == before
+    assert not (tmp_path / "published.partial").exists()
 
 
 def test_a_checkpoint_of_another_target_is_refused(target: Path, data: Path, tmp_path: Path) -> None:

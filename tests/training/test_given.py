@@ -105,6 +105,14 @@ def test_a_line_that_is_no_conversation_is_told_with_the_reason(line: str, reaso
         read_conversations(path)
 
 
+@pytest.mark.parametrize("text", ["", "\n", '{"messages": [{"role": "system", "content": "Be brief."}]}'])
+def test_a_file_that_asks_nothing_is_told(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "own.jsonl"
+    path.write_text(text)
+    with pytest.raises(StartupError, match=f"{path} holds no prompts"):
+        read_conversations(path)
+
+
 def test_prompts_of_an_evaluation_and_of_a_benchmark_are_read_as_strictly(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     for line, reason in (

@@ -56,7 +56,7 @@ def test_a_target_that_runs_by_other_code_is_refused(
     """Its last norm need not be ours, and heads learn from what comes out of it. Nothing is begun before."""
     monkeypatch.setattr(ModelRunner, "load", None)
     settings: dict[str, Any] = {"model_path": str(foreign), "device": "cpu"}
-    made = DataArgs(**settings, output=str(tmp_path / "data"), store_states=str(tmp_path / "states"))
+    made = DataArgs(**settings, output=str(tmp_path / "data"))
     for refuses in (
         lambda: TargetStates(
             foreign, FeatureSpec("last"), dtype="float32", device="cpu", load_format="auto", max_tokens=64, max_len=64,
@@ -68,6 +68,7 @@ def test_a_target_that_runs_by_other_code_is_refused(
     ):  # fmt: skip
         with pytest.raises(StartupError, match="is a Gemma2ForCausalLM, which runs by transformers' code"):
             refuses()
+    assert not (tmp_path / "head").exists()
 
 
 def test_a_cards_command_keeps_settings_of_zero() -> None:

@@ -128,7 +128,7 @@ def test_states_of_a_shard_that_cannot_be_written_give_their_disk_back(
     record.answers.append((2, 4))
     folder.add(0, [record])
     with monkeypatch.context() as patch:
-        patch.setattr(store, "save_file", full)
+        patch.setattr(store, "save_arrays", full)
         with pytest.raises(Unfinished, match="No space left"):
             folder.flush()
     assert [path.name for path in states.iterdir()] == ["states.json"]

@@ -78,6 +78,8 @@ def test_what_does_not_fit_is_refused_with_numbers() -> None:
         sizes(WEIGHTS + 100 * TOKEN_BYTES)
     with pytest.raises(StartupError, match=r"--mem-fraction-static is 0\.100.*raise --mem-fraction-static"):
         sizes(10 * WEIGHTS, mem_fraction_static=0.1)
+    with pytest.raises(StartupError, match=r"--mem-fraction-static is 1e-05, which"):
+        sizes(10 * WEIGHTS, mem_fraction_static=0.00001)
     with pytest.raises(StartupError, match=r"--max-total-tokens is 1000000, of 2048 bytes each, and \d+ fit"):
         sizes(GIB, max_total_tokens=1_000_000)
     with pytest.raises(StartupError, match="--context-length is 5000; it must be at most the model's own, 4096"):

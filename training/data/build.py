@@ -41,8 +41,9 @@ def main(args: DataArgs) -> int:
     """Makes or goes on making data; signals to end leave what there is written out."""
     stopping = Stopping("finishing the conversations under way; once more to end at once")
     model_path = resolve_model(args.model_path, revision=args.revision)
+    num_layers = trainable_config(model_path).num_layers  # hours pass before `train head` could refuse it
     chat = ChatFormat.of_model(model_path)
-    layers = () if args.store_states is None else stored_layers(trainable_config(model_path).num_layers)
+    layers = () if args.store_states is None else stored_layers(num_layers)
     with memory_for(f"--batch-size {args.batch_size} and --max-len {args.max_len}"):
         runner = ModelRunner.load(
             model_path, dtype=args.dtype, device=args.device, threads=args.threads, max_len=args.max_len,

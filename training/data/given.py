@@ -16,7 +16,10 @@ _KEYS = ("messages", "conversations", "turns", "prompt")
 
 
 def read_conversations(path: Path) -> list[list[Message]]:
-    """One conversation a line: `messages` (OpenAI), `conversations` (ShareGPT), `turns`, `prompt`, or a string."""
+    """One conversation a line: `messages` (OpenAI), `conversations` (ShareGPT), `turns`, `prompt`, or a string.
+
+    StartupError for a file without any, and for a line that is none.
+    """
     found = []
     for number, value in read_values(path):
         try:
@@ -25,6 +28,8 @@ def read_conversations(path: Path) -> list[list[Message]]:
             raise wrong(path, number, error) from error
         if any(message["role"] == "user" for message in messages):
             found.append(messages)
+    if not found:
+        raise StartupError(f"{path} holds no prompts")
     return found
 
 

@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
+from engine.saving import save_arrays
 from engine.whole import locked, written
 from outrider.errors import StartupError, Unfinished, reason_of
 from training.data.conversations import COMPOSED, GIVEN, PASSAGE, SAMPLED, Record
@@ -149,7 +150,7 @@ class DataFolder:
             final = self.folder / f"shard-{number:05}.safetensors"
             arrays = self._arrays(records)
             with self._states_of(Shard.of(arrays), records):
-                written(final, lambda path: save_file(arrays, path))
+                written(final, lambda path: save_arrays(arrays, path))
             self._note_call(num_before)
         self._known.add(final.name)
         self.keys.update(record.key for record in records if record.key is not None)

@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from engine.attention import Attention, AttentionChoice, attention_backend, fused_rope
+from engine.attention import DRAFT_ATTENTION, Attention, AttentionChoice, attention_backend, fused_rope
 from engine.batch import Batch, BatchBuffers, DeviceRows, Segment
 from engine.cpu_kernels import cpu_kernels
 from engine.execution import Execution, GraphSizes
@@ -48,11 +48,12 @@ class HeadRunner:
             self.slot_table, vocab_size=len(head.embedding), num_slots=num_slots, num_positions=head.max_len,
             max_tokens=max_batch_tokens,
         )  # fmt: skip
-        sizes = usable_sizes(Execution(AttentionChoice(attention), graphs=graphs), head.device)
+        choice = AttentionChoice(attention, flag=DRAFT_ATTENTION)
+        sizes = usable_sizes(Execution(choice, graphs=graphs), head.device)
         with torch.inference_mode():
             self.pool = KVPool(block, FeatureSpec(), num_slots, head.dtype, head.device, with_padding=sizes is not None)
         self._attention = _attention(attention, head)
-        self._rope_and_store = fused_rope(AttentionChoice(attention), head.device, head.dtype)
+        self._rope_and_store = fused_rope(choice, head.device, head.dtype)
         self._scale = block.head_dim**-0.5
         self.native: NativeHead | None = NativeHead.of(head, self.pool) if attention == "auto" else None
         self.capturing: Capturing | None = None
@@ -127,4 +128,6 @@ def _attention(name: str, head: Head) -> Attention:
     """The backend of that name; auto on CPU: the C kernel, which reads keys where they lie, wherever it can be used."""
     fits = head.device.type == "cpu" and head.dtype in cpu.COMPUTED and head.config.block.head_dim % WIDTH_UNIT == 0
     library = cpu_kernels() if name == "auto" and fits else None
-    return attention_backend(name, head.device) if library is None else partial(cpu.attention, library=library)
+    if library is not None:
+        return partial(cpu.attention, library=library)
+    return attention_backend(name, head.device, flag=DRAFT_ATTENTION)
