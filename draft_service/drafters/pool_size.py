@@ -10,16 +10,14 @@ from outrider.args import DraftArgs
 from outrider.errors import StartupError
 
 ROWS_PER_SESSION = 3  # of the slot table: its own, and forks while drafting ahead
-_INDEX_BYTES = 4
 
 
 def check_pool(args: DraftArgs, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
     """StartupError where --draft-max-total-tokens is more than the memory holds, were nothing else in it."""
-    table = _INDEX_BYTES * ROWS_PER_SESSION * args.max_sessions
     angles = 2 * config.head_dim * dtype.itemsize
-    token, total = config.kv_bytes_per_token(dtype.itemsize) + table + angles, device_memory(device).total
+    token, total = config.kv_bytes_per_token(dtype.itemsize) + angles, device_memory(device).total
     if args.draft_max_total_tokens * token > total:
         raise StartupError(
-            f"--draft-max-total-tokens is {args.draft_max_total_tokens}, of {token} bytes each with --max-sessions "
-            f"{args.max_sessions}; at most {total // token} fit into {total / GIB:.2f} GiB"
+            f"--draft-max-total-tokens is {args.draft_max_total_tokens}, of {token} bytes each, and "
+            f"{total // token} fit into {total / GIB:.2f} GiB"
         )
