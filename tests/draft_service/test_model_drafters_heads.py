@@ -512,7 +512,7 @@ def test_from_flags(
             "multi-layer head of 3 layers drafts chains",
         ),
         ("multi-layer", {"speculative_adaptive": True}, "--speculative-adaptive needs a head with one layer"),
-        ("eagle3", {"draft_max_total_tokens": 2**31 - 1}, "--draft-max-total-tokens is 2147483647, of .* at most"),
+        ("eagle3", {"draft_max_total_tokens": 2**31 - 1}, "--draft-max-total-tokens is 2147483647, of .* fit into"),
     ],
 )
 def test_flags_that_do_not_fit_the_head(name: str, flags: dict[str, Any], words: str, sides: dict[str, Side]) -> None:
