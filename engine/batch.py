@@ -72,7 +72,8 @@ class Batch:
 class BatchBuffers:
     """Lays segments out one behind another in arrays made once, and checks every number in them.
 
-    Kernels index memory with these numbers, so a step goes to them only when all are in bounds.
+    Kernels index memory with these numbers, so a step goes to them only when all are in bounds. Of a prefix, what an
+    earlier step had is not looked at again: it grows with the context.
     """
 
     def __init__(
@@ -91,7 +92,8 @@ class BatchBuffers:
         self._logit_rows = np.zeros(max_tokens, dtype=np.int32)
         self._count_up = np.arange(max_tokens, dtype=np.int32)
         self._slot_table, self._unsigned_table = slot_table, slot_table.view(np.uint32)
-        self._checked = [0] * len(slot_table)  # how far each row's prefix was looked at in earlier steps
+        # How far each row's prefix was looked at in earlier steps, and the last slot of it.
+        self._checked: list[tuple[int, int]] = [(0, 0)] * len(slot_table)
         self._addresses: object = None
         self._views: dict[tuple[int, int, int, int], tuple[np.ndarray, ...]] = {}  # of the arrays, by a step's sizes
         self._row_addresses = (self._tokens.ctypes.data, self._logit_rows.ctypes.data)
@@ -189,12 +191,12 @@ class BatchBuffers:
             raise ValueError(
                 f"table row {segment.table_row} with a prefix of {segment.prefix_len}: the slot table is {table.shape}"
             )
-        checked, end = self._checked[segment.table_row], segment.prefix_len
-        begin = checked if checked <= end else 0  # shorter than before: another session's
+        (checked, last), row, end = self._checked[segment.table_row], table[segment.table_row], segment.prefix_len
+        begin = checked if checked <= end and (not checked or row[checked - 1] == last) else 0  # else another session's
         if begin < end and int(self._unsigned_table[segment.table_row, begin:end].max()) >= self.num_slots:
             prefix = table[segment.table_row, begin:end]
             raise ValueError(f"slot {prefix.min()} or {prefix.max()} of a prefix is out of bounds ({self.num_slots})")
-        self._checked[segment.table_row] = end
+        self._checked[segment.table_row] = end, int(row[end - 1]) if end else 0
 
     def _check_rows(self, num_tokens: int) -> None:
         highest = self._unsigned_rows[:, :num_tokens].max(axis=1).tolist()

@@ -81,7 +81,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._peer = host_port(*self.client)
             if self.on_connection is not None:
                 self.on_connection(tcp_peer(*self.client))
-        if len(self.connections) > self.max_connections:
+        if len(self.connections) - LingeringTransport.num_lingering() > self.max_connections:
             message = f"The server is at its limit of {self.max_connections} connections."
             self._refuse(HttpError(503, message, headers=(NOT_BEGUN,)))
             return
@@ -97,6 +97,11 @@ class GuardedProtocol(HttpToolsProtocol):
         if not self._spoke and self._refusal is None and _lines.allows():
             log.info("a connection ended without a request", peer=self._peer)
         super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        """The server is going."""
+        self._lingering.finish()
+        super().shutdown()
 
     def data_received(self, data: bytes) -> None:
         """Reads on: also while requests wait for their turn, since a hang-up would not be noticed otherwise."""
@@ -253,8 +258,7 @@ class GuardedProtocol(HttpToolsProtocol):
         return any(cycle.response_complete and cycle.more_body for cycle in self._open)
 
     def _begin_linger(self) -> None:
-        """Reads on, to drop what comes; the connection counts no longer, and what it asked for besides ends."""
-        self.connections.discard(self)
+        """Reads on, to drop what comes; what the connection asked for besides ends."""
         self._disconnect()
         self._late, self._unread = bytearray(), []
         self._flow.has_enough = False

@@ -32,10 +32,16 @@ class LingeringTransport:
         self._on_linger = on_linger
         self._timer: asyncio.TimerHandle | None = None
         self._num_dropped = 0
+        self._is_over = False
         self.write: Callable[[bytes], object] = transport.write
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
+
+    @classmethod
+    def num_lingering(cls) -> int:
+        """How many of the process do."""
+        return cls._num_lingering
 
     @property
     def is_lingering(self) -> bool:
@@ -50,7 +56,7 @@ class LingeringTransport:
         """Closes the connection once all is written, and read where need be."""
         if self.is_closing():
             return
-        if not self._is_unread() or LingeringTransport._num_lingering >= MOST_LINGERING:
+        if self._is_over or not self._is_unread() or LingeringTransport._num_lingering >= MOST_LINGERING:
             self._transport.close()
             return
         LingeringTransport._num_lingering += 1
@@ -59,6 +65,12 @@ class LingeringTransport:
         if self._transport.can_write_eof():  # TLS cannot; its peer goes by the answer's length
             self._transport.write_eof()
         self._on_linger()
+
+    def finish(self) -> None:
+        """The server is going: nothing lingers any more."""
+        self._is_over = True
+        if self._timer is not None:
+            self._transport.close()
 
     def dropped(self, num_bytes: int) -> None:
         """Counts what came while lingering."""

@@ -126,9 +126,9 @@ def _refusal(kind: str, path: str) -> InvalidArgument:
 def _add_reasoning(made: _Conversation, item: InputItem, path: str, leave_out: LeaveOut) -> None:
     """Notes what can be read of an item; an encrypted one is its maker's."""
     content = item.content if isinstance(item.content, list) else []
-    texts = [part.text or "" for part in content or item.summary or []]
+    texts = [part.text for part in content or item.summary or [] if part.text]
     made.reasoning += texts
-    if item.encrypted_content is not None and not any(texts):
+    if item.encrypted_content is not None and not texts:
         refusal = InvalidArgument(
             "This server cannot read encrypted reasoning.",
             field=f"{path}.encrypted_content", code="unsupported_value",
@@ -202,7 +202,7 @@ def _name(item: InputItem, name: str | None, path: str) -> str:
 def _arguments(item: InputItem, name: str, path: str) -> str:
     """What a call was given as the text of an object, by its own name if it is none."""
     value = getattr(item, name)
-    if value is None:
+    if value is None and name != "code":  # of which OpenAI may have kept none
         raise missing(f"{path}.{name}")
     return _json(value if isinstance(value, dict) else {name: value}, f"{path}.{name}")
 

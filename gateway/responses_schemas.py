@@ -9,7 +9,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from gateway.logprobs import TokenLogprob
 from gateway.responses import SpeculationUsage, Usage
 from gateway.schemas import Count, Metadata, RefusedFields, Role, TopLogprobs
-from gateway.tool_schemas import MAX_TOOLS, FunctionName
+from gateway.tool_schemas import MAX_TOOLS, FunctionName, JoinedName
 
 # ---- The request
 
@@ -77,14 +77,14 @@ class ResponsesNamedTool(Struct, kw_only=True, omit_defaults=True):
     """A function or a namespace by its name, or a tool that has only a type."""
 
     type: str
-    name: FunctionName | None = None
+    name: JoinedName | None = None
 
 
 class ResponsesToolChoice(Struct, kw_only=True, omit_defaults=True):
     """`tool_choice` as an object: one function, or those that are allowed."""
 
     type: str
-    name: FunctionName | None = None
+    name: JoinedName | None = None
     mode: Literal["auto", "required"] | None = None
     tools: Annotated[list[ResponsesNamedTool], Meta(min_length=1, max_length=MAX_TOOLS)] | None = None
 

@@ -15,10 +15,17 @@ from gateway.offload import offload
 from gateway.shield import Cover, Shield
 from gateway.template import ChatTemplate
 from outrider.errors import InvalidArgument, StartupError, reason_of
+from outrider.telemetry import get_logger
 from outrider.text_files import fingerprint_of, fitted, load_tokenizer
+
+log = get_logger(__name__)
 
 _PANIC = "PanicException"  # of libraries in Rust: no Exception, and of a module that cannot be imported
 _COST = 16  # a character costs that many times what a byte of JSON does
+
+
+class TokenizerPanic(Exception):
+    """A fault of the tokenizers library, or want of threads for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +50,17 @@ class TokenizerFiles:
         tokenizer = load_tokenizer(path)
         if fingerprint and fingerprint_of(tokenizer) != fingerprint:
             raise StartupError(
-                f"{path} has another vocabulary than the model that verify serves: its ids would mean other tokens; "
+                f"{path} has another vocabulary than the model that verify serves; "
                 "--tokenizer-path names a folder with that model's tokenizer.json"
             )
         if vocab_size is not None:
             tokenizer = fitted(tokenizer, vocab_size, path)
         try:
             encode(tokenizer, "a", special=False)  # with the first text come its threads, or never
-        except RuntimeError as error:
+        except TokenizerPanic as error:
             raise StartupError(f"{path} cannot be used: {error}. May this process start threads?") from error
+        except Exception as error:
+            log.debug("the tokenizer has no such text", text="a", reason=reason_of(error))
         return cls(tokenizer, ChatTemplate.of_folder(folder, chat_template))
 
 
@@ -116,14 +125,14 @@ class TextCodec:
 def encode(tokenizer: Tokenizer, text: str, *, special: bool) -> list[int]:
     """Ids of `text`. The batch call gives the interpreter lock free while it works; the single one does not.
 
-    RuntimeError where the library panics.
+    TokenizerPanic where the library panics.
     """
     try:
         return tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids
     except BaseException as error:
         if isinstance(error, Exception) or type(error).__name__ != _PANIC:
             raise
-        raise RuntimeError(f"the tokenizer failed: {reason_of(error)}") from error
+        raise TokenizerPanic(f"the tokenizer failed: {reason_of(error)}") from error
 
 
 def _with_nonces(

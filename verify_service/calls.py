@@ -76,8 +76,8 @@ class Calls:
         """Makes the request's sessions and hands them to the engine. Whoever gets the call must `leave` it.
 
         metadata: the caller's, for the request's name and its trace. InvalidArgument for a request that breaks a rule,
-        Unavailable while draining, ResourceExhausted where more came during one step than could be queued after it, or
-        wait for their grammars.
+        Unavailable while draining and after the engine's end, ResourceExhausted where more came during one step than
+        could be queued after it, or wait for their grammars.
         """
         if self.draining:
             raise Unavailable(_GOING)
@@ -104,17 +104,12 @@ class Calls:
         return call
 
     def _submit(self, call: Call) -> None:
-        """Hands a call's sessions to the engine. Unavailable where it has ended, which is told to others likewise."""
-        lost = [command for command in self._inbox.put(Submit(call.sessions)) if isinstance(command, Submit)]
-        if not lost:
-            return
-        error = Unavailable(_GOING)
-        others = [command for command in lost if command.sessions is not call.sessions]
-        self.deliver([(session, error) for command in others for session in command.sessions])
-        if len(others) < len(lost):
+        """Hands a call's sessions to the engine. Unavailable where that has ended."""
+        self._inbox.put(Submit(call.sessions))
+        if self._inbox.has_ended:
             self.give_up(call, "refused")
             self.leave(call)
-            raise error
+            raise Unavailable(_GOING)
 
     async def _compiled(self, request: verify_pb2.GenerateRequest) -> list[Session]:
         """The request's sessions, once its grammar is compiled."""

@@ -120,22 +120,27 @@ class Inbox:
         """Requests, and requests given up, that the engine has not taken yet: those of one step, however long it is."""
         return self._calls_put - self._calls_taken
 
-    def put(self, command: Command, *, wake: bool = True) -> list[Command]:
+    @property
+    def has_ended(self) -> bool:
+        """Whether nobody may take what is put in now, or was just before."""
+        return self._ended is not None
+
+    def put(self, command: Command, *, wake: bool = True) -> None:
         """Hands a command over; any thread may. wake: whether to wake who waits.
 
-        Returns what nobody takes any more, which may be others' too.
+        Who submits looks afterwards at `has_ended`.
         """
         self._calls_put += isinstance(command, (Submit, Cancel))
         self._commands.append(command)
-        lost = self.end(self._ended) if self._ended is not None else []
+        if self._ended is not None and isinstance(command, Ask):
+            command.answer.fail(self._ended)
         if wake:
             self.wake()
-        return lost
 
     def end(self, error: OutriderError) -> list[Command]:
-        """Nobody takes commands from here on: those that are there, and come later, are answered so, where they can be.
+        """Nobody takes commands from here on: questions that are there, and come later, are answered so.
 
-        Returns the former.
+        Returns what was there.
         """
         self._ended = error
         commands = self.take()

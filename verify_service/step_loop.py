@@ -227,7 +227,6 @@ class StepLoop:
         log.error("a step failed; its sessions are run one by one", sessions=len(works), exc_info=error)
         self._failed_steps += 1
         began_ns, sent = self.counters.lap(FORWARD), 0
-        self._weigher.ended(works)  # its time tells nothing of drafts
         for work in works:
             work.session.drop_prompt_logprobs()
             start_ns = time.monotonic_ns()
@@ -245,6 +244,7 @@ class StepLoop:
                 self._failed_steps = 0
                 step_us = int(ms_since(start_ns) * 1000)
                 sent += self._committer.commit([work], outcomes, step_us=step_us, batch_tokens=work.num_rows)
+        self._weigher.ended(works)  # whose time tells nothing of drafts
         self._count(sent, self.counters.lap(FORWARD) - began_ns)
         if self._failed_steps >= MAX_FAILED_STEPS:
             raise error

@@ -29,9 +29,12 @@ from engine.shipped import is_shipped, shipped_head, shipped_token_map, stored_q
 from engine.threads import share_cores
 from outrider.args import DraftArgs
 from outrider.errors import StartupError
+from outrider.telemetry import get_logger
 from outrider.text_files import vocab_fingerprint
 from outrider.v1 import common_pb2
 from outrider.wire import Ids
+
+log = get_logger(__name__)
 
 # Rows of one forward: prompts are cut to it.
 MAX_BATCH_TOKENS = 2048
@@ -68,6 +71,10 @@ def make_drafter(args: DraftArgs) -> StandaloneDrafter:
     config = ModelConfig.from_folder(folder, trust_remote_code=args.trust_remote_code)
     fingerprint = vocab_fingerprint(folder)
     _check_vocabulary(args, folder, fingerprint)
+    if config.long_position > config.max_position:
+        log.warning(
+            "the draft model's context is cut: its rotary scaling changes beyond it", tokens=config.max_position
+        )
     check_pool(args, config, compute_dtype(args.dtype, config), pick_device(args.device))
     named = args.speculative_token_map
     if named is None and is_shipped(folder):

@@ -23,8 +23,9 @@ def hold_long_factors(model: Any, architecture: str) -> int:
     begins = 0
     for module in model.modules():
         for layer_type, parameters in _tables(module).items():
-            begins, of_layer = int(parameters[ORIGINAL_LENGTH]), {"layer_type": layer_type} if layer_type else {}
-            inv_freq, _ = ROPE_INIT_FUNCTIONS["longrope"](module.config, None, seq_len=begins + 1, **of_layer)
+            own, of_layer = int(parameters[ORIGINAL_LENGTH]), {"layer_type": layer_type} if layer_type else {}
+            begins = max(begins, own)
+            inv_freq, _ = ROPE_INIT_FUNCTIONS["longrope"](module.config, None, seq_len=own + 1, **of_layer)
             short = getattr(module, f"{layer_type}_original_inv_freq" if layer_type else "original_inv_freq", None)
             if isinstance(short, torch.Tensor) and short.shape == inv_freq.shape:
                 short.copy_(inv_freq)  # if it is not what the module goes by, the decoder's probe fails

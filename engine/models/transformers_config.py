@@ -123,7 +123,10 @@ def _max_position(text: Any, limit: int) -> tuple[int, str | None]:
     kinds = [rope, *(part for part in rope.values() if isinstance(part, dict))]
     if changing := [part for part in kinds if part.get("rope_type") in _CHANGING_ROPE]:
         shortest = min(int(part.get(ORIGINAL_LENGTH) or limit) for part in changing)
-        return min(limit, shortest), min(part["rope_type"] for part in changing)  # dynamic, where there are both
+        kind = min(part["rope_type"] for part in changing)  # dynamic, where there are both
+        if shortest < limit and kind != "longrope":  # of which more can be had (sizing.py)
+            log.warning("context cut: rotary scaling changes beyond it", rope=kind, tokens=shortest)
+        return min(limit, shortest), kind
     # By layers' types (Gemma 3) it is in the limit already.
     if rope.get("rope_type") == "linear" and not (rope.get(ORIGINAL_LENGTH) or getattr(text, ORIGINAL_LENGTH, None)):
         return stretched(limit, rope["factor"]), None

@@ -515,9 +515,7 @@ def test_a_target_for_which_none_is_shipped_needs_a_draft_model(folder: Path) ->
 
 
 def test_a_pool_that_no_memory_holds_is_refused(folder: Path) -> None:
-    with pytest.raises(
-        StartupError, match=r"--draft-max-total-tokens is 2147483647, of .* fit into"
-    ):
+    with pytest.raises(StartupError, match=r"--draft-max-total-tokens is 2147483647, of .* fit into"):
         standalone.make_drafter(args(speculative_draft_model_path=str(folder), draft_max_total_tokens=2**31 - 1))
 
 

@@ -126,6 +126,9 @@ def test_of_a_prefix_what_earlier_steps_had_is_not_looked_at_again() -> None:
     slots[1, 2] = 40
     with pytest.raises(ValueError, match="of a prefix is out of bounds"):  # another session's row now
         buffers.fill([Segment(1, 3, ints(1), ints(1))])
+    slots[1, :8] = [7, 8, 40, 9, 10, 11, 12, 13]
+    with pytest.raises(ValueError, match="of a prefix is out of bounds"):  # and so it is where its prefix is longer
+        buffers.fill([Segment(1, 7, ints(1), ints(1))])
 
 
 def test_buffers_are_used_again_and_masks_grow() -> None:

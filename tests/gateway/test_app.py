@@ -110,6 +110,22 @@ def test_serves_and_leaves_with_0(
     assert '"asked to stop"' in (tmp_path / "errors").read_text()
 
 
+def test_a_client_that_goes_on_sending_does_not_hold_it_up(
+    start: Start, verify: tuple[FakeVerify, str, LoopThread], tmp_path: Path
+) -> None:
+    process = start("--port=0", f"--verify-address={verify[1]}", "--max-body-bytes=1000")
+    url = url_of(process)
+    with httpx.Client(base_url=url) as client:
+        until_healthy(client)
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as connection:
+        connection.sendall(head + b"content-length: 50000000\r\n\r\n" + b"x" * 200_000)
+        assert connection.recv(12) == b"HTTP/1.1 413"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    assert "Traceback" not in (tmp_path / "errors").read_text()
+
+
 def test_connections_beyond_the_limit_of_files_are_refused(
     start: Start, verify: tuple[FakeVerify, str, LoopThread], tmp_path: Path
 ) -> None:

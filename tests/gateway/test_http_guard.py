@@ -222,7 +222,7 @@ async def test_who_is_answered_before_its_request_was_read_gets_the_answer(
 
 
 def send_for_ever(connection: socket.socket) -> None:
-    while True:
+    for _ in range(50_000):  # what nobody stops ends, too
         connection.sendall(b"x" * 100_000)
 
 
@@ -230,6 +230,8 @@ def send_for_ever(connection: socket.socket) -> None:
 def test_what_comes_after_a_refusal_is_not_read_for_ever(
     gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch, limit: str, value: float
 ) -> None:
+    monkeypatch.setattr(lingering, "LINGER_S", 3600.0)
+    monkeypatch.setattr(lingering, "LINGER_BYTES", 2**60)
     monkeypatch.setattr(lingering, limit, value)
     with raw(gateway) as connection:
         connection.sendall(b"nonsense\r\n\r\n")

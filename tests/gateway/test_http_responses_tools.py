@@ -216,6 +216,8 @@ def said(name: str, arguments: dict[str, Any], result: str) -> str:
          said("f", {}, '{"code":3}')),
         ([{"type": "code_interpreter_call", "id": "m", "code": "1+1", "outputs": [{"type": "logs", "logs": "2"}]}],
          said("code_interpreter", {"code": "1+1"}, '[{"type":"logs","logs":"2"}]')),
+        ([{"type": "code_interpreter_call", "id": "m", "code": None, "outputs": []}],
+         said("code_interpreter", {"code": None}, "[]")),
         ([{"type": "file_search_call", "id": "m", "queries": ["q"], "results": [{"text": "t"}]}],
          said("file_search", {"queries": ["q"]}, '[{"text":"t"}]')),
     ],

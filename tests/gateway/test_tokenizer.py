@@ -13,13 +13,14 @@ import msgspec
 import pytest
 import pytest_asyncio
 from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 import gateway.tokenizer
 from gateway.conversation import encode_conversation
 from gateway.messages import to_template
 from gateway.schemas import ChatCompletionRequest, Message
 from gateway.template import ChatTemplate
-from gateway.tokenizer import TextCodec, TokenizerFiles, encode
+from gateway.tokenizer import TextCodec, TokenizerFiles, TokenizerPanic, encode
 from outrider.errors import InvalidArgument, StartupError
 from tests.gateway import models
 
@@ -363,5 +364,10 @@ def test_a_library_that_panics_fails_one_request() -> None:
         def encode_batch_fast(self, texts: list[str], **_: Any) -> Never:
             raise panic("no threads")
 
-    with pytest.raises(RuntimeError, match="the tokenizer failed: no threads"):
+    with pytest.raises(TokenizerPanic, match="the tokenizer failed: no threads"):
         encode(cast("Tokenizer", Panics()), "x", special=False)
+
+
+def test_a_vocabulary_without_some_text_is_served(tmp_path: Path) -> None:
+    Tokenizer(WordLevel({"x": 0})).save(str(tmp_path / "tokenizer.json"))
+    assert encode(TokenizerFiles.load(tmp_path).tokenizer, "x", special=False) == [0]

@@ -47,12 +47,11 @@ class WatchedInbox(Inbox):
         self._idle_at = -1
         self.kinds: list[type[Command]] = []
 
-    def put(self, command: Command, *, wake: bool = True) -> list[Command]:
+    def put(self, command: Command, *, wake: bool = True) -> None:
         self._num_put += 1
         self.kinds.append(type(command))
-        lost = super().put(command, wake=wake)
+        super().put(command, wake=wake)
         self._loop.call_soon_threadsafe(self.notify)
-        return lost
 
     def wait(self, until_ns: int | None) -> None:
         if until_ns is None:

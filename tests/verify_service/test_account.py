@@ -122,7 +122,7 @@ def test_one_session_is_left_to_its_own_brake_and_its_debts_are_not_those_of_sev
     assert account.pays
 
 
-def test_as_many_sessions_again_are_opened_until_drafting_has_paid_for_so_many() -> None:
+def test_a_few_sessions_more_are_opened_until_drafting_has_paid_for_so_many() -> None:
     account = Account()
     assert [account.may_open(8, num_open, all_heard=True) for num_open in (0, 1, 2, 4)] == [1, 1, 2, 2]
     assert [account.may_open(64, num_open, all_heard=True) for num_open in (4, 32)] == [4, 8]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import resource
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from engine.runner import ModelRunner
 from outrider.args import VerifyArgs
 from outrider.errors import StartupError
 from tests.e2e.small_model import write_small_model
@@ -22,6 +24,20 @@ def test_small_limits(tmp_path: Path) -> None:
     assert load_model(args).sizes.chunk == 16
     with pytest.raises(StartupError, match="--max-total-tokens is 10; it must be at least a page, --page-size"):
         load_model(VerifyArgs(**common, max_total_tokens=10, page_size=16))
+
+
+def test_the_context_that_is_asked_for_decides_on_long_factors(tmp_path: Path) -> None:
+    write_small_model(tmp_path)
+    path = tmp_path / "config.json"
+    raw = json.loads(path.read_text())
+    half = raw["hidden_size"] // raw["num_attention_heads"] // 2
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * half, "long_factor": [3.0] * half}
+    path.write_text(json.dumps(raw | {"rope_parameters": rope, "original_max_position_embeddings": 64}))
+    common: dict[str, Any] = {"model_path": str(tmp_path), "device": "cpu", "threads": 1, "max_running_requests": 1}
+    for length, is_long in ((None, False), (64, False), (100, True)):
+        loaded = load_model(VerifyArgs(**common, context_length=length))
+        assert isinstance(loaded.runner, ModelRunner)
+        assert (loaded.sizes.context_length, loaded.runner.config.is_long) == (length or 64, is_long)
 
 
 def test_a_core_that_there_is_not_is_told_before_the_model_is_loaded(tmp_path: Path) -> None:

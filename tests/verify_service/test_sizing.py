@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from engine.config import ModelConfig
 from engine.memory import GIB, Memory, weight_bytes
@@ -87,6 +88,20 @@ def test_what_does_not_fit_is_refused_with_numbers() -> None:
     changing = replace(CONFIG, changing_rope="dynamic")
     with pytest.raises(StartupError, match="its `dynamic` rope scaling beyond 4096 positions is not supported"):
         choose_sizes(VerifyArgs(device="cpu", context_length=5000), changing, SHAPES, memory=Memory(GIB, GIB))
+
+
+def test_long_rope_has_more_where_it_is_asked_for() -> None:
+    config = replace(CONFIG, changing_rope="longrope", long_position=8192)
+
+    def longest(config: ModelConfig, length: int | None) -> int:
+        args = VerifyArgs(device="cpu", context_length=length, max_running_requests=1)
+        return choose_sizes(args, config, SHAPES, memory=Memory(GIB, GIB)).context_length
+
+    with capture_logs() as logs:
+        assert [longest(config.for_context(length), length) for length in (None, 100, 5000)] == [4096, 100, 5000]
+    assert [(log["event"][:11], log["tokens"], log["most"]) for log in logs] == [("context cut", 4096, 8192)]
+    with pytest.raises(StartupError, match=r"--context-length is 8193; it must be at most the model's own, 8192$"):
+        longest(config.for_context(8193), 8193)
 
 
 def test_sglangs_rule_on_gpus() -> None:
