@@ -9,6 +9,7 @@ from outrider.cost_table import CostTable
 _ALPHA = 0.1
 SAMPLES = 6  # quiet steps that a measurement of several sessions takes
 _SAMPLES_ALONE = 3  # the same of one session, which no other joins meanwhile
+_LEAST_SAMPLES = 2  # that will do where sessions ended meanwhile
 _TRIES = 12  # steps that a measurement may take; the first two may still be disturbed by drafts under way
 _PATIENCE = 64  # steps that ran prompts, which say nothing, after which a measurement is given up
 _NEAR = 1 / 2  # of a number of sessions, by which one that was measured may differ and do for it, by what rows cost
@@ -32,6 +33,7 @@ class QuietTimes:
         self._samples_left = 0
         self._tries_left = 0
         self._patience = 0
+        self._measured = 0  # the number of sessions that is measured, or was last
         self._tried: set[int] = set()
 
     def ms(self, sessions: int) -> float | None:
@@ -57,7 +59,7 @@ class QuietTimes:
     def observe(self, sessions: int, ms: float) -> None:
         """Takes in a quiet step's time."""
         self._since[sessions] = 0
-        self._samples_left -= 1
+        self._samples_left -= sessions == self._measured
         if sessions in self._ms and sessions not in self._reckoned:
             known = self._ms[sessions]
             self._ms[sessions] = known + _ALPHA * (min(ms, 2 * known) - known)
@@ -84,6 +86,8 @@ class QuietTimes:
         """Counts a step without prompts, after `observe`; many that were not quiet make a measurement due."""
         if self.is_measuring:
             self._tries_left = self._tries_left - 1 if self._samples_left > 0 else 0
+            if not self.is_measuring:
+                self._conclude(sessions)
         elif not is_quiet:
             self._since[sessions] += 1
             if self._since[sessions] >= (_AGAIN_AFTER if self._is_known(sessions) else _FIRST_AFTER):
@@ -96,7 +100,18 @@ class QuietTimes:
     def _is_known(self, sessions: int) -> bool:
         return any(abs(known - sessions) <= _NEAR * sessions for known in self._ms.keys() - self._reckoned)
 
+    def _conclude(self, sessions: int) -> None:
+        """Ends a measurement, after which so many sessions ran: where some ended meanwhile, fewer steps will do."""
+        for number, times in self._first.items():
+            if len(times) >= _LEAST_SAMPLES:
+                self._ms[number] = min(times)
+                self._reckoned.discard(number)
+        self._first.clear()
+        if sessions != self._measured and not self._is_known(self._measured):
+            self._tried.discard(self._measured)  # there was no chance to
+
     def _measure(self, sessions: int) -> None:
+        self._measured = sessions
         self._tried.add(sessions)
         self._since[sessions] = 0
         self._samples_left, self._tries_left, self._patience = _samples(sessions), _TRIES, _PATIENCE

@@ -122,6 +122,32 @@ def test_a_measurement_that_does_not_come_about_is_given_up() -> None:
     assert steps_until_due(quiet, 8) < 100
 
 
+def ended_early(quiet: QuietTimes, quiet_steps: int) -> None:
+    """A measurement of eight sessions, most of which end after so many quiet steps."""
+    quiet.begin(8)
+    for step in range(20):
+        sessions = 8 if step < quiet_steps else 2
+        if quiet.is_measuring:
+            quiet.observe(sessions, 30.0 + step)
+            quiet.step(sessions, is_quiet=True)
+
+
+def test_a_measurement_that_ends_early_makes_do_with_what_it_has() -> None:
+    quiet = measured()
+    ended_early(quiet, 3)
+    assert quiet.ms(8) == 30.0
+    quiet.begin(8)
+    assert not quiet.is_measuring
+
+
+def test_a_measurement_that_had_no_chance_is_made_again() -> None:
+    quiet = measured()
+    ended_early(quiet, 1)
+    assert not quiet.is_measuring
+    quiet.begin(8)
+    assert quiet.is_measuring
+
+
 def test_prompts_that_never_end_do_not_hold_up_drafting_for_ever() -> None:
     quiet, steps = measured(), 0
     quiet.begin(8)
