@@ -10,7 +10,7 @@ import torch
 from engine.config import ModelConfig
 from engine.feature_spec import FeatureSpec
 from kernels.attention.pool import FP8
-from kernels.native.memory import huge_zeros
+from kernels.native.memory import HUGE_PAGE, huge_zeros
 from kernels.transfer import to_device
 from outrider.errors import StartupError
 
@@ -42,7 +42,7 @@ class KVPool:
         self.k = _zeros(shape, kv or dtype, device)
         self.v = _zeros(shape, kv or dtype, device)
         width = features.width(config)
-        self.features = _zeros((slots, width), dtype, device) if width else None
+        self.features = _zeros((1, slots, width), dtype, device)[0] if width else None
 
     @torch.inference_mode()
     def move(self, source: np.ndarray, target: np.ndarray) -> None:
@@ -55,11 +55,28 @@ class KVPool:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros; on CPU, memory that the system gives page by page as it is written.
+    """Zeros, [num_layers, num_slots, ...]; on CPU, memory that the system gives page by page as it is written.
 
     torch would write its zeros at once and so take all of the pool's memory at start; and slots of one session may lie
     all over the pool, where with small pages every key read is also a walk through the page tables.
     """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    return huge_zeros(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
+    num_layers, *plane = shape
+    stride = layer_stride(num_layers, math.prod(plane) * dtype.itemsize)
+    planes = huge_zeros(num_layers * stride).view(dtype).view(num_layers, -1)
+    return planes[:, : math.prod(plane)].unflatten(1, plane)
+
+
+def layer_stride(num_layers: int, size: int) -> int:
+    """Bytes from one layer's plane of `size` bytes to the next one's.
+
+    A step writes the same slots of all layers. Were all planes to begin at the same place of a huge page, one step
+    in thousands would take a new page for each of them, which costs a tenth of a second and more. An odd number of
+    2**n-ths of a page, at least one for each layer, gives every layer a place of its own.
+    """
+    if size < HUGE_PAGE:
+        return size
+    part = HUGE_PAGE >> (num_layers - 1).bit_length()
+    parts = -(-size // part)
+    return (parts | 1) * part

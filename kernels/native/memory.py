@@ -8,6 +8,7 @@ from contextlib import suppress
 import torch
 
 CHUNK_BYTES = 32 * 2**20
+HUGE_PAGE = 2 * 2**20
 ALIGNMENT = 128
 
 
