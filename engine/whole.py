@@ -9,10 +9,13 @@ import glob
 import os
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from outrider.stopping import tidied_when_stopped
 
 _LEFT_S = 3600.0  # without a write, after which nobody is thought to write a file any more
 
@@ -58,6 +61,13 @@ def _remove_left_behind(target: Path) -> None:
             with contextlib.suppress(FileNotFoundError):
                 if time.time() - partial.stat().st_mtime > _LEFT_S:
                     partial.unlink()
+
+
+@contextmanager
+def work_folder(parent: Path, prefix: str) -> Iterator[Path]:
+    """A new folder in `parent`, removed at the end, of which SIGTERM is one too."""
+    with tidied_when_stopped(), tempfile.TemporaryDirectory(prefix=prefix, dir=parent) as name:
+        yield Path(name)
 
 
 def put_in_place(ready: Path, final: Path) -> None:

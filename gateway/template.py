@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from outrider import template_worker
+from outrider import env, isolated, template_worker
 from outrider.errors import InvalidArgument, OutriderError, StartupError, Unavailable
 from outrider.telemetry import get_logger
 from outrider.template_worker import (
@@ -84,7 +84,8 @@ class _Worker:
             raise
         end = theirs.fileno()
         try:
-            process = subprocess.Popen(template_worker.COMMAND, stdin=end, stdout=end, env={})  # noqa: ASYNC220
+            command = isolated.command(template_worker, packages=template_worker.PACKAGES)
+            process = subprocess.Popen(command, stdin=end, stdout=end, env=env.for_worker())  # noqa: ASYNC220
         except BaseException:
             writer.close()
             raise

@@ -9,6 +9,7 @@ Commands:
     launcher                     `outrider serve`: verify, draft and gateway as three processes
     colocated                    `outrider colocated`: verify and draft in one
     supervisor, child_output     child processes kept together, and what they print
+    asked_child                  one that is asked for something
     readiness                    waits until a process that was started serves
     chat, terminal               `outrider chat`; text from elsewhere as a terminal may be shown it
     top, top_frame, scrape       `outrider top`: metrics of two moments, as a frame of text
@@ -66,6 +67,7 @@ Models, as far as all must know them:
     algorithms, tiers            names of draft algorithms; the file of adaptive steps
     text_files                   tokenizer, templates and settings of a model folder
     template_worker              a process that renders one chat template
+    isolated                     how such workers are started, apart from everything
     multiples                    how hard a schema's `multipleOf` is
 """
 

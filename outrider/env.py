@@ -97,6 +97,11 @@ def for_child(*, grpc_speaks: bool = False) -> dict[str, str]:
     return {**quiet, **os.environ, "OUTRIDER_PARENT_PID": str(os.getpid())}
 
 
+def for_worker() -> dict[str, str]:
+    """The environment of a worker (isolated.py): LD_LIBRARY_PATH alone, without which a Python may not start."""
+    return {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
+
+
 def take_parent_pid() -> int | None:
     """OUTRIDER_PARENT_PID: the supervisor that started this process; read once, so that no grandchild sees it."""
     value = os.environ.pop("OUTRIDER_PARENT_PID", None)

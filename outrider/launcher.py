@@ -10,15 +10,14 @@ import shlex
 import socket
 import sys
 import time
-from asyncio.subprocess import PIPE
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
-from outrider import env
 from outrider.args import HEAD_ALGORITHMS, DraftArgs, GatewayArgs, ServeArgs, VerifyArgs
 from outrider.args.draft import OF_DRAFT_MODELS
 from outrider.args.links import host_port, is_socket
+from outrider.asked_child import answer_of
 from outrider.auth import token_file
 from outrider.child_output import to_stderr
 from outrider.colocated import Colocated
@@ -28,11 +27,10 @@ from outrider.preflight import check_before_start
 from outrider.readiness import any_certificate, model_name, wait_both, wait_enlisted, wait_healthy, wait_serving
 from outrider.runtime_dir import runtime_dir
 from outrider.serving import check_free, resolved
-from outrider.supervisor import Part, PartFailed, Supervisor, describe_status
+from outrider.supervisor import Part, PartFailed, Supervisor
 from outrider.telemetry import announce, configure_logging
 
 _END_MARGIN_S = 5.0  # beside the grace that running requests get
-_COMPLAINT = "outrider draft: "
 _NO_TLS: dict[str, Any] = {"ssl_certfile": None, "ssl_keyfile": None, "ssl_ca_certs": None}
 
 
@@ -152,42 +150,21 @@ async def _within(timeout_s: float, asked: Awaitable[str]) -> str:
 
 async def features_of(args: ServeArgs, command: CommandOf = command_of) -> str:
     """What verify must keep for the drafters: as the flag says, or as a draft process that is asked does, which may
-    have to fetch models first. A signal ends this process meanwhile, and the draft process with it.
+    have to fetch models first.
 
-    Raises StartupError, with that process's words, when its draft model cannot be used, or when it takes too long.
+    Raises StartupError, with that process's words, when its draft model cannot be used, or when it takes too long, and
+    SystemExit where a signal comes meanwhile.
     """
     if args.features != "auto":
         return args.features
     if args.algorithm not in HEAD_ALGORITHMS:
         return "none"
     words = command(_draft_args(args, describe=True, **_NO_TLS))
-    process = await asyncio.create_subprocess_exec(*words, stdout=PIPE, stderr=PIPE, env=env.for_child())
-    assert process.stdout is not None
-    assert process.stderr is not None
-    told = asyncio.gather(process.stdout.read(), _passed_on(process.stderr), process.wait())
     try:
-        await asyncio.wait({told}, timeout=args.startup_timeout_s)
-        if not told.done():
-            raise StartupError(f"the draft model could not be looked at within {args.startup_timeout_s:g} s")
-    finally:
-        if process.returncode is None:
-            process.kill()
-        out, complaint, status = await told
-    if status != 0:
-        raise StartupError(complaint or f"the draft process ended with {describe_status(status)}")
+        out = await answer_of(DraftArgs.command, words, timeout_s=args.startup_timeout_s)
+    except TimeoutError:
+        raise StartupError(f"the draft model could not be looked at within {args.startup_timeout_s:g} s") from None
     return json.loads(out.splitlines()[-1])["features"]
-
-
-async def _passed_on(stream: asyncio.StreamReader) -> str:
-    """Writes what a part says to our stderr as it comes, but for its own last words, which are returned."""
-    last: list[str] = []
-    async for line in stream:
-        text = line.decode(errors="replace")
-        if last or text.startswith(_COMPLAINT):
-            last.append(text)
-        else:
-            to_stderr(line)
-    return "".join(last).strip().removeprefix(_COMPLAINT)
 
 
 def _draft_args(args: ServeArgs, **fixed: object) -> DraftArgs:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import signal
-from collections.abc import Callable, Coroutine
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from types import FrameType
 from typing import Any
 
 from outrider.telemetry import get_logger
@@ -56,6 +60,31 @@ class Stopping:
     def ask(self) -> None:
         """Asks, or asks again."""
         (self.hurry if self.asked.is_set() else self.asked).set()
+
+
+@contextlib.contextmanager
+def tidied_when_stopped() -> Iterator[None]:
+    """A signal that would end the process at once, as SIGTERM does where nobody minds it, ends the block first, so that
+    it tidies up, and then the process. Only in the main thread; elsewhere: nothing.
+    """
+    told: list[int] = []
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        if not told:  # another would cut the tidying short
+            told.append(number)
+            raise SystemExit(128 + number)
+
+    in_main = threading.current_thread() is threading.main_thread()
+    fatal = [number for number in stop_signals() if in_main and signal.getsignal(number) is signal.SIG_DFL]
+    for number in fatal:
+        signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number in fatal:
+            signal.signal(number, signal.SIG_DFL)
+        for number in told:
+            os.kill(os.getpid(), number)
 
 
 def has_begun() -> bool:

@@ -2,8 +2,7 @@
 gateway or in what makes training data: sandboxed, with bounded memory, and ended by the kernel when a render takes too
 long.
 
-Frames in both directions: 4 bytes of length, then JSON. The file runs alone (`python -I template_worker.py`) and
-imports nothing of ours.
+Frames in both directions: 4 bytes of length, then JSON. The file runs alone (isolated.py) and imports nothing of ours.
 """
 
 from __future__ import annotations
@@ -20,13 +19,15 @@ import sys
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
+import jinja2
+import markupsafe
 import msgspec
 from jinja2 import meta, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-COMMAND = (sys.executable, "-I", __file__)
+PACKAGES = (jinja2, markupsafe, msgspec)
 TIME_LIMIT_S = 5.0  # of a render's own CPU time, as a rule
 WALL_FACTOR = 6  # times as long may go by: a busy machine gives the process a part of a core
 OUT_OF_TIME = signal.SIGPROF  # what then ends the process

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Any, Final
 
-from outrider import template_worker
+from outrider import env, isolated, template_worker
 from outrider.errors import StartupError
 from outrider.template_worker import (
     OUT_OF_TIME,
@@ -114,7 +114,10 @@ class _Worker:
         with theirs:
             # A session of its own: Ctrl-C and signals to our group are for us, who finish what is under way.
             end = theirs.fileno()
-            process = subprocess.Popen(template_worker.COMMAND, stdin=end, stdout=end, env={}, start_new_session=True)
+            process = subprocess.Popen(
+                isolated.command(template_worker, packages=template_worker.PACKAGES), stdin=end, stdout=end,
+                env=env.for_worker(), start_new_session=True,
+            )  # fmt: skip
         # Its own clock comes before this, unless the process gets next to no core.
         ours.settimeout(WALL_FACTOR * TIME_LIMIT_S)
         self._process, self._pipe = process, ours

@@ -10,12 +10,12 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
-import sys
 from itertools import islice
 from pathlib import Path
 
 import llguidance
 
+from outrider import env, isolated
 from outrider.errors import Internal
 from outrider.telemetry import get_logger
 from verify_service import grammar_trial_worker
@@ -42,12 +42,11 @@ def ends(grammar: str, tokenizer: Path, vocab_size: int) -> bool:
 
     tokenizer: the file. Internal where it cannot be tried.
     """
-    packages = str(Path(llguidance.__file__).parents[1])
-    worker = [sys.executable, "-I", grammar_trial_worker.__file__]
+    words = str(MAX_CPU_S), str(tokenizer), str(vocab_size)
     try:
         tried = subprocess.run(
-            [*worker, str(MAX_CPU_S), packages, str(tokenizer), str(vocab_size)], input=grammar.encode(),
-            timeout=_MAX_WALL_S, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            isolated.command(grammar_trial_worker, *words, packages=(llguidance,)), input=grammar.encode(),
+            timeout=_MAX_WALL_S, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=env.for_worker(),
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise Internal(f"this grammar could not be tried within {_MAX_WALL_S} s; the machine is busy") from None

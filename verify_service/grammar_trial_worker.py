@@ -1,7 +1,6 @@
 """Compiles the grammar on standard input (Lark's form) within so much processor time, and a bound on memory, or dies.
 
-Run as a file of its own (`python -I grammar_trial_worker.py SECONDS FOLDER TOKENIZER VOCAB_SIZE`; the folder has
-llguidance): it imports nothing of ours.
+The file runs alone (outrider/isolated.py), with the words SECONDS TOKENIZER VOCAB_SIZE, and imports nothing of ours.
 """
 
 from __future__ import annotations
@@ -17,14 +16,13 @@ MAX_MEMORY_BYTES = 2**31
 _PR_SET_PDEATHSIG = 1
 
 
-def main(cpu_s: int, packages: str, tokenizer: str, vocab_size: int) -> None:
+def main(cpu_s: int, tokenizer: str, vocab_size: int) -> None:
     """Compiles the grammar. With the model's tokenizer: one that names tokens which do not exist is refused at once."""
     for number in (signal.SIGINT, signal.SIGTERM):  # whoever stops a service may tell all its processes
         signal.signal(number, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
-    sys.path.append(packages)
     from llguidance import LLMatcher, LLTokenizer
 
     source = Path(tokenizer).read_text(encoding="utf-8")
@@ -39,4 +37,4 @@ def main(cpu_s: int, packages: str, tokenizer: str, vocab_size: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]))
+    main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

@@ -19,7 +19,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _Kept(FunctionCache):
-    """A full disk, or files of another user, cost this start or the next some seconds; numba's own would raise.
+    """A full disk, files of another user, or damaged ones, cost this start or the next some seconds; numba's own would
+    raise.
 
     And numba looks at the function's own file alone, though what it calls is compiled into it.
     """
@@ -32,14 +33,29 @@ class _Kept(FunctionCache):
         try:
             return super().load_overload(sig, target_context)
         except OSError as error:
-            _warn(error.strerror or str(error))
-            return None
+            _warn(_reason(error))
+        except Exception as error:  # what a power cut emptied or cut off fails in many ways
+            _tell_damage(_reason(error))
+            self._forget()
+        return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
         try:
             super().save_overload(sig, data)
+        except Exception as error:  # or what is there is damaged, and cannot be written
+            _warn(_reason(error))
+
+    def _forget(self) -> None:
+        """Empties the function's list of what is kept, or numba would read it again before it keeps more."""
+        try:
+            self.flush()
         except OSError as error:
-            _warn(error.strerror or str(error))  # without the name, which is another one for each function
+            _warn(_reason(error))
+
+
+def _reason(error: Exception) -> str:
+    """Without the file's name, which is another one for each function."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 @cache
@@ -52,6 +68,11 @@ def _stamp_of_calls() -> tuple[tuple[str, str], ...]:
 @cache
 def _warn(reason: str) -> None:
     log.warning("compiled code is not kept, so the next start compiles again", reason=reason)
+
+
+@cache
+def _tell_damage(reason: str) -> None:
+    log.warning("compiled code is damaged, so it is compiled again", reason=reason)
 
 
 def compiled(function: F) -> F:

@@ -2,7 +2,8 @@
 
 The library lies in a cache folder under a name made of its sources, the compiler and its flags and the CPU, so that a
 newer version, or another machine on a shared disk, makes its own; and of its bytes, so that one that a full disk or a
-power cut left damaged is known, and made anew. Who cannot write there loads what it compiled, and keeps nothing.
+power cut left damaged is known, and made anew. Who cannot write there loads what it compiled, and keeps nothing; what
+cannot be run there is loaded from the temporary folder.
 """
 
 from __future__ import annotations
@@ -72,12 +73,12 @@ def load_library(
     name = f"outrider-{_key(compiler, sources)}"
     library = _find(cache_folder, name)
     if library is not None:
-        return ctypes.CDLL(str(library))
+        return _loaded(library)
     with _locked(cache_folder), tempfile.TemporaryDirectory(prefix="outrider-") as building:
         library = _find(cache_folder, name)  # another process may have made it meanwhile
         if library is None:
             library = _kept(compile_library(compiler, Path(building), name, sources, max_compilers), cache_folder)
-        return ctypes.CDLL(str(library))
+        return _loaded(library)
 
 
 def build_key(library: ctypes.CDLL) -> str:
@@ -158,6 +159,15 @@ def _kept(library: Path, folder: Path) -> Path:
     except OSError as error:
         log.warning("compiled code is not kept, so the next start compiles again: %s", error)
         return library
+
+
+def _loaded(library: Path) -> ctypes.CDLL:
+    """The library; or a copy of it, where its folder is mounted so that nothing there may be run (noexec)."""
+    try:
+        return ctypes.CDLL(str(library))
+    except OSError:
+        with tempfile.TemporaryDirectory(prefix="outrider-") as folder:
+            return ctypes.CDLL(shutil.copy(library, folder))
 
 
 def _known_flags(path: str) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 
 from outrider.errors import StartupError
-from outrider.flags import Args, arg, flag_named
+from outrider.flags import Args, arg, flag_named, is_text
 from outrider.tls import TlsFiles, server_files
 
 MAX_LABEL_CHARS = 63  # of a name in DNS
@@ -83,6 +83,8 @@ def is_socket(address: str) -> bool:
 
 def socket_fault(path: str) -> str:
     """Why a Unix socket of this path or name cannot be bound or dialled by gRPC, in words; empty where it can."""
+    if not is_text(path):
+        return "gRPC takes no Unix socket whose path is not valid UTF-8"
     length = len(os.fsencode(path))
     if length > MAX_SOCKET_BYTES:
         return f"a Unix socket's path has at most {MAX_SOCKET_BYTES} bytes, not {length}"

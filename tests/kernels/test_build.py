@@ -186,6 +186,28 @@ def test_where_nothing_can_be_kept_the_library_is_loaded(
     assert ("compiled code is not kept" in caplog.text) == (fault != "no lock")
 
 
+def test_what_a_folder_keeps_but_may_not_run_is_loaded_from_another(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, temporary, load_any = tmp_path / "kernels", tmp_path / "temporary", ctypes.CDLL
+    temporary.mkdir()
+
+    def of_noexec(path: str) -> ctypes.CDLL:
+        if Path(path).parent == cache:
+            raise OSError(f"{path}: failed to map segment from shared object")
+        return load_any(path)
+
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    monkeypatch.setattr(ctypes, "CDLL", of_noexec)
+    first = load(cache, source)
+    (kept,) = cache.iterdir()
+    monkeypatch.setattr(build, "compile_library", pytest.fail)
+    later = load(cache, source)
+    assert list(cache.iterdir()) == [kept]
+    assert build.build_key(first) == build.build_key(later)
+    assert not list(temporary.iterdir())
+
+
 def test_no_more_files_are_compiled_at_once_than_is_said(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

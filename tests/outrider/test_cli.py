@@ -6,6 +6,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tomllib
 import types
 from pathlib import Path
 
@@ -15,6 +16,8 @@ import outrider
 from outrider import cli
 from outrider.args import VerifyArgs
 from outrider.errors import StartupError, Unfinished
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -229,6 +232,34 @@ def test_benchmarks_are_listed_and_unknown_ones_refused(capsys: pytest.CaptureFi
 def test_python_dash_m_is_the_same_command() -> None:
     ended = subprocess.run([sys.executable, "-m", "outrider", "version"], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout[:9]) == (0, "outrider ")
+
+
+INTERRUPTED = """
+import os, signal, sys
+from importlib.abc import MetaPathFinder
+
+class Interrupting(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "outrider.args":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting())
+sys.argv[1:] = ["serve"]
+START
+"""
+
+
+@pytest.mark.parametrize("start", ["console script", "python -m"])
+def test_interrupted_while_it_loads_it_says_nothing(start: str) -> None:
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    module, _, function = scripts["outrider"].partition(":")
+    lines = {
+        "console script": f"from {module} import {function}; sys.exit({function}())",
+        "python -m": "import runpy; runpy.run_module('outrider', run_name='__main__')",
+    }
+    code = INTERRUPTED.replace("START", lines[start])
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
 
 
 @pytest.mark.parametrize("words", [["--help"], ["version"], ["bench"]])

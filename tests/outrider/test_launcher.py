@@ -123,22 +123,27 @@ SERVE_FETCHING = """
 import asyncio, sys
 from outrider import launcher
 from outrider.args import ServeArgs
-from outrider.supervisor import die_with_parent
 
-SLOW = "import os, sys, time; from outrider.supervisor import die_with_parent as d; d();" \\
-    "print('fetching', os.getpid(), file=sys.stderr, flush=True); time.sleep(600)"
+SLOW = "import os, sys, time; from outrider.stopping import tidied_when_stopped\\nwith tidied_when_stopped():\\n" \\
+    " try: print('fetching', os.getpid(), file=sys.stderr, flush=True); time.sleep(600)\\n" \\
+    " finally: print('tidied', file=sys.stderr, flush=True)"
 args = ServeArgs(port=0, speculative_algorithm="EAGLE3")
 asyncio.run(launcher.serve(args, None, lambda settings: (sys.executable, "-c", SLOW)))
 """
 
 
-def test_a_signal_before_the_parts_are_there_ends_it_and_what_fetches() -> None:
-    with subprocess.Popen([sys.executable, "-c", SERVE_FETCHING], stderr=subprocess.PIPE, text=True) as process:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_before_the_parts_are_there_ends_it_and_what_fetches(number: signal.Signals) -> None:
+    """Sent to all that a terminal has in the foreground, as Ctrl-C is."""
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVE_FETCHING], stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
         assert process.stderr is not None
         child = os.pidfd_open(int(process.stderr.readline().split()[-1]))
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == -signal.SIGTERM
+        os.killpg(process.pid, number)
+        assert process.wait(60) == 128 + number
         assert select.select([child], [], [], 60)[0]
+        assert process.stderr.read() == "tidied\n"
         os.close(child)
 
 

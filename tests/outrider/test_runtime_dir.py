@@ -25,7 +25,7 @@ with runtime_dir() as folder:
 """
 
 
-@pytest.mark.parametrize("name", ["x" * 100, "a,b", "a#b", "a?b", "a%20b"])
+@pytest.mark.parametrize("name", ["x" * 100, "a,b", "a#b", "a?b", "a%20b", "a\udcff"])
 def test_it_is_private_and_one_that_can_be_dialled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
     unfit = tmp_path / name
     unfit.mkdir()

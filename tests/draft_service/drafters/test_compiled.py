@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import runpy
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +66,46 @@ def test_code_that_cannot_be_read_is_compiled_anew(tmp_path: Path, monkeypatch: 
     for index in tmp_path.rglob("*.nbi"):
         index.unlink()
         index.mkdir()  # which root cannot read either
+    assert compiled(triple)(3) == 9
+
+
+@pytest.mark.parametrize("damaged", ["nbi", "nbc"])
+@pytest.mark.parametrize("size", [0, 10])
+def test_damaged_code_is_compiled_anew_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged: str, size: int
+) -> None:
+    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
+    (tmp_path / "code.py").write_text("def triple(number): return 3 * number")
+    code: Any = types.ModuleType("tripling")
+    monkeypatch.setitem(sys.modules, "tripling", code)  # where what was kept looks for it
+    vars(code).update(runpy.run_path(str(tmp_path / "code.py"), run_name="tripling"))
+
+    def start() -> int:
+        """A start of the service: how many signatures it loaded from the disk."""
+        triple: Any = compiled(code.triple)
+        assert (triple(3), triple(0.5)) == (9, 1.5)
+        return sum(triple.stats.cache_hits.values())
+
+    assert [start(), start()] == [0, 2]
+    for file in tmp_path.rglob(f"*.{damaged}"):
+        os.truncate(file, size)
+    start()
+    assert start() == 2
+
+
+def test_damaged_code_that_cannot_be_replaced_is_compiled_at_each_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
+    (tmp_path / "code.py").write_text("def triple(number): return 3 * number")
+    triple = runpy.run_path(str(tmp_path / "code.py"))["triple"]
+    assert compiled(triple)(3) == 9
+    for index in tmp_path.rglob("*.nbi"):
+        os.truncate(index, 0)
+    monkeypatch.setattr(os, "replace", refuse)
     assert compiled(triple)(3) == 9
 
 
