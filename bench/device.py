@@ -9,6 +9,7 @@ host, then the head over the accepted rows and the tree's growth.
 
     roofline_share      bytes that a plain step must read, over what reading a large array takes, over the step's time
     overhead_ms         of a round: what it took beyond its kernels, by the profiler; host and launches
+    sampled             a plain step drawn at temperature 1 and top-p 0.9; the others are greedy
     speedup             accept length * plain step / round, of one session; the accept length is the flag's, since
                         weights are random
 """
@@ -53,6 +54,7 @@ LLAMA_8B: dict[str, Any] = {
 EAGLE3_8B = LLAMA_8B | {
     "architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1, "draft_vocab_size": 32000,
 }  # fmt: skip
+GREEDY, SAMPLED = Filters(temperature=0.0), Filters(temperature=1.0, top_p=0.9)
 _PREFILL = 256
 _PROFILED = 5
 _SLEEP_CYCLES = 20_000_000  # some 10 ms of any GPU: more than launching takes
@@ -115,7 +117,7 @@ class Bench:
             states = self.model.fuse(torch.zeros(count, self.model.feature_width))
             self.model.run([Segment(self._sequence.table_row, first, words, slots, num_logits=1)], states, 1)
 
-    def verify(self, batch: int, nodes: int) -> None:
+    def verify(self, batch: int, nodes: int, filters: Filters = GREEDY) -> None:
         """A step of `batch` sessions with a tree of `nodes` each (0: plain decoding), drawn, walked and read back."""
         context, table, rows = self.args.context, self.runner.slot_table, nodes + 1
         tokens = np.full(rows, 7, np.int32)
@@ -128,9 +130,9 @@ class Bench:
             for row in range(batch)
         ]
         logits = self.runner.forward(segments)
-        filters = RowFilters.of([Filters(temperature=0.0)] * (batch * rows), self.device)
         there = to_device(np.arange(batch * rows), self.device)
-        drawn = self._kernels.draw_rows(logits, there, filters, there.double()).view(batch, rows)
+        of_rows, u = RowFilters.of([filters] * len(there), self.device), there.double() / len(there)
+        drawn = self._kernels.draw_rows(logits, there, of_rows, u).view(batch, rows)
         parents = to_device(np.tile(np.arange(-1, nodes - 1), (batch, 1)), self.device)
         words = to_device(np.full((batch, nodes), 7), self.device)
         found = self._kernels.accept_coupled(parents, words, to_device(np.full(batch, nodes), self.device), drawn)
@@ -207,9 +209,15 @@ def measure(args: argparse.Namespace, target: Path, head: Path) -> dict[str, Any
     bench = Bench(args, target, head)
     rate = read_rate(bench.device)
     batches = sorted({1, *args.batch})  # a round is of one session, and so is the plain step that it is held to
-    plain = {batch: bench.timed(f"plain, {batch} sessions", lambda b=batch: bench.verify(b, 0)) for batch in batches}
+    alone = {
+        kind: {
+            str(batch): bench.timed(f"{kind}, {batch} sessions", lambda b=batch, f=filters: bench.verify(b, 0, f))
+            for batch in batches
+        }
+        for kind, filters in (("plain", GREEDY), ("sampled", SAMPLED))
+    }
     rounds: list[dict[str, Any]] = []
-    one = plain[1]
+    one = alone["plain"]["1"]
     for nodes in args.nodes:
         count = min(nodes, most_nodes(args.num_steps, args.topk))
         verify = bench.timed(f"verify, {nodes} nodes", lambda n=nodes: bench.verify(1, n))
@@ -227,7 +235,8 @@ def measure(args: argparse.Namespace, target: Path, head: Path) -> dict[str, Any
         "read_gb_per_s": rate / 1e9, "read_gb": bench.read_bytes() / 1e9, "floor_ms": floor_ms,
         "roofline_share": floor_ms / one.wall_ms,
         "kernels_roofline_share": None if one.kernels_ms is None else floor_ms / one.kernels_ms,
-        "plain": {str(batch): asdict(step) for batch, step in plain.items()}, "rounds": rounds,
+        **{kind: {batch: asdict(step) for batch, step in steps.items()} for kind, steps in alone.items()},
+        "rounds": rounds,
     }  # fmt: skip
 
 
@@ -239,7 +248,8 @@ def _report(figures: dict[str, Any]) -> str:
         f"{figures['floor_ms']:.2f} ms; it takes {plain['wall_ms']:.2f} ms: "
         f"{figures['roofline_share']:.1%} of the roofline",
     ]
-    steps = [*figures["plain"].values(), *(row[kind] for row in figures["rounds"] for kind in ("verify", "draft"))]
+    alone = (step for kind in ("plain", "sampled") for step in figures[kind].values())
+    steps = [*alone, *(row[kind] for row in figures["rounds"] for kind in ("verify", "draft"))]
     for step in steps:
         device, kernels = ("-" if step[key] is None else f"{step[key]:.2f}" for key in ("device_ms", "kernels_ms"))
         lines.append(f"{step['name']:<24} {step['wall_ms']:8.2f} ms, device {device} ms, kernels {kernels} ms")

@@ -19,7 +19,7 @@ from engine.cpu_kernels import cpu_kernels
 from kernels.attention import torch_native
 from kernels.attention.layout import AttentionLayout
 from kernels.attention.split import SplitAttention
-from kernels.dispatch import has_triton
+from kernels.dispatch import has_triton, triton_lacks
 from outrider.errors import StartupError
 
 # The flags that backends come from, those of prefill and decode aside: a target's, and a draft model's.
@@ -105,7 +105,7 @@ def build_attention(choice: AttentionChoice, device: torch.device, *, page_size:
 def attention_backend(name: str, device: torch.device, *, page_size: int = 1, flag: str = ATTENTION) -> Attention:
     """The backend `name` for one model on `device`, whose pool has pages of `page_size`.
 
-    auto: triton on a CUDA device where it is installed, else torch_native. Raises StartupError, with the `flag` that it
+    auto: triton where it can run (kernels.dispatch), else torch_native. Raises StartupError, with the `flag` that it
     comes from, for a name that is unknown or not offered, and for one that cannot run here.
     """
     name = _resolved(name, device, flag)
@@ -154,7 +154,7 @@ def check_heads(choice: AttentionChoice, config: ModelConfig, dtype: torch.dtype
     try:
         Heads(config.num_heads, config.num_kv_heads, config.head_dim, dtype)
     except ValueError as error:
-        raise StartupError(f"{error}: use --attention-backend torch_native") from error
+        raise StartupError(f"{error}: use {choice.flag} torch_native") from error
 
 
 def _resolved(name: str, device: torch.device, flag: str) -> str:
@@ -168,10 +168,9 @@ def _resolved(name: str, device: torch.device, flag: str) -> str:
 
 
 def _triton(device: torch.device, page_size: int, flag: str, *, narrow_trees: bool = False) -> Attention:
-    if device.type != "cuda":
-        raise StartupError(f"{flag} triton needs a CUDA device; this one is {device}: use torch_native")
-    if not has_triton(device):
-        raise StartupError(f"{flag} triton needs the package triton, which comes with torch for CUDA")
+    lacking = triton_lacks(device)
+    if lacking is not None:
+        raise StartupError(f"{flag} triton needs {lacking}")
     from kernels.attention.triton import TritonAttention
 
     return TritonAttention(device, page_size=page_size, narrow_trees=narrow_trees, library=cpu_kernels())

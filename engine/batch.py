@@ -5,16 +5,18 @@ Knows rows, slots and positions; neither weights nor what a token means.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from kernels.attention.layout import AttentionLayout
+from kernels.attention.layout import WORD_BITS, AttentionLayout
+from kernels.attention.triton_blocks import MIN_PIECE
 
 _FEW = 16  # rows of a segment that are looked at one by one, sooner than numpy begins
 _SIZES_KEPT = 64
+_PAST = 2 * MIN_PIECE
 
 
 @dataclass(slots=True)
@@ -204,6 +206,19 @@ class BatchBuffers:
             if found >= limit:
                 values = row[:num_tokens]
                 raise _out_of_bounds(name, limit, values.min(), values.max())
+
+
+def of_each_size(most_rows: int, max_len: int) -> Iterator[Segment]:
+    """Segments of 1, 2, 4, ... and `most_rows` rows: as chunks of prompts, and few rows as trees too.
+
+    Kernels are compiled for some sizes of a segment, for trees, and for a past that is read in pieces; these meet all,
+    so that no session waits for it. max_len: of past and rows together.
+    """
+    for rows in [*(1 << power for power in range(most_rows.bit_length()) if 1 << power < most_rows), most_rows]:
+        tokens, slots, past = np.zeros(rows, np.int32), np.arange(rows, dtype=np.int32), min(_PAST, max_len - rows)
+        yield Segment(0, past, tokens, slots)
+        if rows <= WORD_BITS:
+            yield Segment(0, past, tokens, slots, mask=np.tri(rows, dtype=np.bool_))
 
 
 def _out_of_bounds(name: str, limit: int, lowest: int, highest: int) -> ValueError:

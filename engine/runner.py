@@ -8,30 +8,29 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 import torch
 
 from engine.attention import build_attention, check_fp8, check_heads, fused_rope
-from engine.batch import Batch, BatchBuffers, DeviceRows, Segment
+from engine.batch import Batch, BatchBuffers, DeviceRows, Segment, of_each_size
 from engine.checkpoint import Checkpoint, open_checkpoint
 from engine.config import ModelConfig
 from engine.cpu_kernels import cpu_kernels, warn_without_kernels
 from engine.devices import pick_device, take_device
 from engine.execution import Execution
 from engine.feature_spec import FeatureSpec
-from engine.fingerprint import config_facts, numerics_id
+from engine.fingerprint import config_facts, numerics_id, torch_facts
 from engine.graphs import usable_sizes, with_cuda_graphs
 from engine.kv_pool import KVPool, kv_dtype
 from engine.loader import compute_dtype, load_checkpoint
 from engine.models.llama import TorchLlama
 from engine.models.llama_native import NativeLlama, is_supported
 from engine.models.llama_weights import LlamaWeights, tensor_shapes
-from engine.quantization import check_quantization, kernels_used, warn_of_rounding
+from engine.quantization import check_quantization, warn_of_rounding
 from engine.smoothing import SmoothedWeights
 from engine.tensors import EMBEDDING
-from kernels.dispatch import triton_version
 from kernels.native.build import build_key
 from outrider.errors import StartupError
 
@@ -121,6 +120,18 @@ class ModelRunner:
         self._buffers.remember(batch)
         return self._wanted(logits), seconds
 
+    def warmed(self) -> Self:
+        """Itself, kernels compiled where that takes long: on a GPU."""
+        if self.device.type == "cuda":
+            self.run_each_size()
+        return self
+
+    def run_each_size(self) -> None:
+        """Runs steps of all sizes, without graphs, on slots that nobody may use yet: compiles what they need."""
+        max_len = self.slot_table.shape[1]
+        for segment in of_each_size(min(self._buffers.max_tokens, self._buffers.num_slots, max_len), max_len):
+            self.timed_forward([segment])
+
     def _wanted(self, logits: torch.Tensor) -> torch.Tensor:
         return logits if self._picked is None else logits[:, self._picked]
 
@@ -170,7 +181,7 @@ class ModelRunner:
             slot_table, vocab_size=config.vocab_size, num_slots=num_slots, num_positions=max_len,
             max_tokens=max_batch_tokens,
         )  # fmt: skip
-        return cls(
+        runner = cls(
             config, decoder, pool, slot_table, buffers, dtype=torch_dtype, device=place, model_path=model_path,
             backend=backend, num_outputs=None if output_rows is None else len(output_rows),
             picked=None if config.is_native else output_rows,
@@ -178,6 +189,7 @@ class ModelRunner:
                 checkpoint.files, config_facts(model_path), load_format, str(torch_dtype), quantization or "", backend
             ),
         )  # fmt: skip
+        return runner.warmed()
 
 
 def _build_decoder(
@@ -211,9 +223,7 @@ def _build_decoder(
         rope_and_store=fused_rope(execution.attention, device, pool.k.dtype),
     )  # fmt: skip
     sizes = usable_sizes(execution, device)
-    facts = [f"torch {torch.__version__} {device.type} {torch.backends.cpu.get_cpu_capability()}"]
-    facts += [kernels_used(quantization, device), triton_version(device)]
-    facts += [str(execution.attention.resolved(device)), str(pool.k.dtype)]
+    facts = torch_facts(execution, quantization, device, pool.k.dtype)
     facts += ["compiled"] * bool(execution.compile_max_batch) + ["graphs"] * (sizes is not None)
     facts += _digest(weights)
     return decoder if sizes is None else with_cuda_graphs(decoder, sizes, pool, dtype), " ".join(facts)
@@ -247,9 +257,8 @@ def _transformers_decoder(
     )  # fmt: skip
     decoder = TransformersDecoder(model, config, pool, features, attention)
     decoder.probe(folder, rounds=quantization == "int8_dynamic")
-    facts = [f"transformers {version} torch {torch.__version__} {device.type}"]
-    facts += [torch.backends.cpu.get_cpu_capability(), str(execution.attention.resolved(device)), str(pool.k.dtype)]
-    facts += [kernels_used(quantization, device)] + ["long factors"] * config.is_long
+    facts = [f"transformers {version}", *torch_facts(execution, quantization, device, pool.k.dtype)]
+    facts += ["long factors"] * config.is_long
     return decoder, " ".join(facts), checkpoint
 
 

@@ -7,10 +7,26 @@ from importlib.metadata import version
 
 import torch
 
+# Ampere's: older GPUs have neither the shared memory that attention's tiles take, nor bf16 in their tensor cores.
+_LEAST_CAPABILITY = (8, 0)
+
+
+def triton_lacks(device: torch.device) -> str | None:
+    """What our Triton kernels lack on `device`, and what to do without; None: they serve."""
+    if device.type != "cuda":
+        return f"a CUDA device; this one is {device}: use torch_native"
+    if importlib.util.find_spec("triton") is None:
+        return "the package triton, which comes with torch for CUDA"
+    capability = torch.cuda.get_device_capability(device)
+    if capability < _LEAST_CAPABILITY:
+        least, this = (".".join(map(str, pair)) for pair in (_LEAST_CAPABILITY, capability))
+        return f"compute capability {least}; this GPU has {this}: use torch_native"
+    return None
+
 
 def has_triton(device: torch.device) -> bool:
-    """Whether `device` is one that Triton compiles for, and Triton is installed."""
-    return device.type == "cuda" and importlib.util.find_spec("triton") is not None
+    """Whether our Triton kernels serve on `device`, all of them: attention, norms, products, draws, trees."""
+    return triton_lacks(device) is None
 
 
 def triton_version(device: torch.device) -> str:

@@ -17,7 +17,7 @@ likely ones the lower first. Probabilities are those of a softmax over V."""
 def likeliest(logits: torch.Tensor, num_top: int) -> tuple[torch.Tensor, torch.Tensor]:
     """See Likeliest, on any device; torch's operators do not promise the order of equals beyond the first.
 
-    On a CUDA device Triton's kernels find them, where it is installed.
+    Triton's kernels find them, where they serve.
     """
     if has_triton(logits.device) and not logits.requires_grad:
         from kernels import likeliest_triton

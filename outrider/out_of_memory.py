@@ -14,7 +14,12 @@ def memory_for(wanted: str) -> Iterator[None]:
     """StartupError, naming the flags of what was wanted, where memory does not suffice for it."""
     try:
         yield
-    except (MemoryError, OSError, RuntimeError) as error:
+    except Exception as error:
+        if type(error).__name__ == "OutOfResources":  # Triton's, which is not imported here: what a GPU has of its own
+            raise StartupError(
+                f"a kernel does not fit this GPU: {reason_of(error)}; use --attention-backend torch_native, and for a "
+                "draft model --speculative-draft-attention-backend torch_native"
+            ) from error
         if not _is_of_memory(error):
             raise
         raise StartupError(f"no memory for {wanted}: {reason_of(error)}; make them smaller") from error
@@ -23,5 +28,6 @@ def memory_for(wanted: str) -> Iterator[None]:
 def _is_of_memory(error: Exception) -> bool:
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    # torch's allocators raise RuntimeErrors, of their own class on devices.
-    return isinstance(error, MemoryError) or any(words in str(error) for words in ("allocate memory", "out of memory"))
+    if isinstance(error, RuntimeError):  # torch's allocators', of their own class on devices
+        return any(words in str(error) for words in ("allocate memory", "out of memory"))
+    return isinstance(error, MemoryError)

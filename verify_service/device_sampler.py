@@ -41,7 +41,7 @@ TORCH = Kernels(sampling_torch.draw_rows, acceptance.accept_coupled_batch, accep
 
 
 def kernels_for(device: torch.device) -> Kernels:
-    """Triton's on a CUDA device where it is installed, else torch's."""
+    """Triton's where they serve, else torch's."""
     if not has_triton(device):
         return TORCH
     from kernels import acceptance_triton, sampling_triton

@@ -38,6 +38,8 @@ _BASE_MIB, _PER_CHUNK_TOKEN, _LEAST_CHUNK, _PER_GRAPH_SESSION, _PER_RANK = 512, 
 _LARGE_GPU_MIB, _LARGE_GPU_LEAST_MIB = 60 * 1024, 10 * 1024
 _DRAFTER_MIB = {"STANDALONE": 6 * 1024, **dict.fromkeys(HEAD_ALGORITHMS, 4 * 1024)}
 _GRAPH_SESSIONS = 160  # SGLang's most
+# Rows that are drawn at once on a GPU, whose weights lie there in float64 (kernels/sampling_triton.py).
+_DRAWN_ROWS, _DRAWN_BYTES = 128, 8
 # A pool smaller than this serves nobody.
 _LEAST_TOKENS = 1024
 _CHUNK = {"cpu": 256, "cuda": 2048}
@@ -138,7 +140,11 @@ def _budget(
     weights = weight_bytes(shapes, compute.itemsize, check_quantization(args.quantization, device))
     fraction = args.mem_fraction_static
     if fraction is None:
-        fraction = _cpu_fraction(weights, memory) if device.type == "cpu" else gpu_fraction(args, chunk, memory.total)
+        fraction = (
+            _cpu_fraction(weights, memory)
+            if device.type == "cpu"
+            else gpu_fraction(args, chunk, memory.total, logits_bytes(args, config.vocab_size, compute.itemsize))
+        )
     return _Budget(memory, weights, token, fraction)
 
 
@@ -147,10 +153,21 @@ def _cpu_fraction(weights: int, memory: Memory) -> float:
     return max(0.0, min(_CPU_LARGEST_SHARE, weights / free + _CPU_POOL_SHARE, 1 - _CPU_HEAD_ROOM / free))
 
 
-def gpu_fraction(args: VerifyArgs, chunk: int, total_bytes: int) -> float:
-    """SGLang's automatic --mem-fraction-static on a GPU of so many bytes."""
+def logits_bytes(args: VerifyArgs, vocab_size: int, itemsize: int) -> int:
+    """What logits of the largest verification take on a GPU, as they come and in fp32, and drawing from them.
+
+    A prompt's rows, of which only prompt_logprobs want logits, are not in it: SGLang's rule has room for them.
+    """
+    rows = args.max_running_requests * (args.max_verify_nodes + 1)
+    number = 4 if itemsize == 4 else itemsize + 4
+    return vocab_size * (rows * number + min(rows, _DRAWN_ROWS) * _DRAWN_BYTES)
+
+
+def gpu_fraction(args: VerifyArgs, chunk: int, total_bytes: int, logits: int) -> float:
+    """SGLang's automatic --mem-fraction-static on a GPU of so many bytes, and room for so many of `logits`, which trees
+    of many sessions have more of than its rule reckons with."""
     total = total_bytes / _MIB
-    reserved = _BASE_MIB + _PER_CHUNK_TOKEN * max(chunk, _LEAST_CHUNK) + _PER_RANK
+    reserved = _BASE_MIB + _PER_CHUNK_TOKEN * max(chunk, _LEAST_CHUNK) + _PER_RANK + logits / _MIB
     reserved += _PER_GRAPH_SESSION * graph_sessions(args)
     if total > _LARGE_GPU_MIB:
         reserved = max(reserved, _LARGE_GPU_LEAST_MIB)

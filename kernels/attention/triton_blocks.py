@@ -51,7 +51,10 @@ class Heads:
         if self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads:
             raise ValueError(f"{self.num_heads} query heads cannot share {self.num_kv_heads} kv heads")
         if self.group > MAX_GROUP:
-            raise ValueError(f"{self.group} query heads for one kv head; the Triton kernels take at most {MAX_GROUP}")
+            raise ValueError(
+                f"num_attention_heads is {self.num_heads} and num_key_value_heads {self.num_kv_heads}, {self.group} "
+                f"query heads for one kv head; the Triton kernels take at most {MAX_GROUP}"
+            )
         if not 1 <= self.head_dim <= MAX_HEAD_DIM:
             raise ValueError(f"head_dim is {self.head_dim}; the Triton kernels take 1 to {MAX_HEAD_DIM}")
         if self.dtype not in {torch.float32, torch.bfloat16, torch.float16}:

@@ -26,14 +26,15 @@ def test_figures(load_format: str, tmp_path: Path, capsys: pytest.CaptureFixture
     words += ["--context=20", "--batch=2", "--nodes=3,6", "--num-steps=3", "--topk=2", "--seconds=0.01"]
     assert device.main([*words, f"--output={output}"]) == 0
     figures = json.loads(output.read_text())
-    assert list(figures["plain"]) == ["1", "2"]
+    assert list(figures["plain"]) == list(figures["sampled"]) == ["1", "2"]
     assert [row["nodes"] for row in figures["rounds"]] == [3, 6]
     one = figures["plain"]["1"]["wall_ms"]
     for row in figures["rounds"]:
         assert row["round_ms"] == pytest.approx(row["verify"]["wall_ms"] + row["draft"]["wall_ms"])
         assert row["speedup"] == pytest.approx(3.69 * one / row["round_ms"])
     assert figures["roofline_share"] == pytest.approx(figures["floor_ms"] / one)
-    assert "of the roofline" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert all(words in said for words in ("of the roofline", "plain, 2 sessions", "sampled, 2 sessions"))
 
 
 def test_one_folder_alone(capsys: pytest.CaptureFixture[str]) -> None:

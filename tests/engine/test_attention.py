@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -75,13 +76,36 @@ def test_triton_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert attention_backend("auto", CUDA) is torch_native.attention
 
 
+@pytest.fixture
+def capable(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
+    """Has CUDA devices be of a compute capability, and Triton installed."""
+
+    def be(major: int, minor: int) -> None:
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (major, minor))
+
+    be(9, 0)
+    return be
+
+
+def test_gpus_that_are_too_old_for_triton(capable: Callable[[int, int], None]) -> None:
+    assert AttentionChoice().resolved(CUDA).prefill == "triton"
+    capable(7, 5)
+    assert attention_backend("auto", CUDA) is torch_native.attention
+    assert build_attention(AttentionChoice(), CUDA) is torch_native.attention
+    message = r"--decode-attention-backend triton needs compute capability 8\.0; this GPU has 7\.5: use torch_native"
+    with pytest.raises(StartupError, match=message):
+        build_attention(AttentionChoice(decode="triton"), CUDA)
+
+
 @pytest.mark.parametrize(
     ("heads", "message"),
     [
         ((8, 8, 512), "head_dim is 512; the Triton kernels take 1 to 256: use --attention-backend torch_native"),
-        ((128, 1, 64), "128 query heads for one kv head; .* at most 64"),
+        ((128, 1, 64), "num_attention_heads is 128 and num_key_value_heads 1, 128 query heads .* at most 64"),
     ],
 )
+@pytest.mark.usefixtures("capable")
 def test_heads_that_triton_does_not_cover_are_told_at_the_start(heads: tuple[int, int, int], message: str) -> None:
     config: Any = SimpleNamespace(num_heads=heads[0], num_kv_heads=heads[1], head_dim=heads[2])
     with pytest.raises(StartupError, match=message):
@@ -127,6 +151,7 @@ def test_on_cpu_prefill_and_decode_are_torchs_whatever_names_it() -> None:
         build_attention(AttentionChoice("auto", decode="triton"), CPU)
 
 
+@pytest.mark.usefixtures("capable")
 def test_triton_verifies_trees_in_the_tiles_that_the_mode_names(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[dict[str, Any]] = []
 

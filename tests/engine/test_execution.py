@@ -15,10 +15,11 @@ from structlog.testing import capture_logs
 
 from engine.attention import AttentionChoice
 from engine.execution import Execution, GraphSizes
+from engine.models.llama import TorchLlama
 from engine.runner import ModelRunner
 from outrider.args import VerifyArgs
 from outrider.errors import StartupError
-from tests.engine.tiny import SHAPE, VOCAB_SIZE, saved_model, sessions
+from tests.engine.tiny import SHAPE, VOCAB_SIZE, Recorded, saved_model, sessions
 from verify_service.loading import execution_of
 
 # What torch's own compiler warns of when it is imported.
@@ -87,6 +88,17 @@ def test_compiling_and_quantised_weights_exclude_each_other(folder: Path) -> Non
             folder, num_slots=9, max_sessions=1, max_len=9, quantization="int8",
             execution=Execution(compile_max_batch=1),
         )  # fmt: skip
+
+
+def test_steps_of_all_sizes_run_without_graphs(folder: Path) -> None:
+    """So that a GPU compiles the kernels of a prompt before the first one comes: those for every size of a tile."""
+    runner = load(folder, attention=AttentionChoice("torch_native"))
+    decoder, attention = runner._decoder, Recorded()
+    assert isinstance(decoder, TorchLlama)
+    decoder.attention = attention
+    runner.run_each_size()
+    sizes = (1, 2, 4, 8, 16, 32, 64, 120)
+    assert attention.segments == {(rows, tree) for rows in sizes for tree in (False, True) if rows <= 64 or not tree}
 
 
 def test_backends_agree(folder: Path) -> None:

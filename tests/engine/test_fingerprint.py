@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from tokenizers import Tokenizer, models
 
-from engine.fingerprint import SAMPLE_BYTES, config_facts, numerics_id
+from engine.execution import Execution
+from engine.fingerprint import SAMPLE_BYTES, config_facts, numerics_id, torch_facts
 from outrider.errors import StartupError
 from outrider.text_files import vocab_fingerprint
 
@@ -51,6 +53,25 @@ def test_numerics_id(tmp_path: Path) -> None:
     path.write_bytes(bytes(99) + b"x")
     assert base != numerics_id([path], "bfloat16", "", "torch")
     assert len(base) == 16
+
+
+def test_gpus_compute_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = torch.device("cuda")
+
+    def facts(name: str, capability: tuple[int, int]) -> str:
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+        return " ".join(torch_facts(Execution(), None, gpu, torch.bfloat16))
+
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    monkeypatch.setattr("kernels.dispatch.version", lambda name: "3.6.0")
+    one, other = facts("NVIDIA H200", (9, 0)), facts("NVIDIA L4", (8, 9))
+    assert all(word in one for word in ("NVIDIA H200 9.0", "triton 3.6.0", "torch.bfloat16"))
+    assert torch.backends.cpu.get_cpu_capability() not in one
+    assert len({numerics_id([], each) for each in (one, other, facts("NVIDIA L4", (8, 6)))}) == 3
+    old = facts("Tesla T4", (7, 5))
+    assert "triton" not in old
+    assert "torch_native" in old
 
 
 def test_numerics_id_sees_both_ends_of_large_files(tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ import transformers
 
 from engine.batch import Segment
 from engine.runner import ModelRunner
+from kernels.attention import torch_native
+from kernels.attention.layout import AttentionLayout
 
 VOCAB_SIZE = 96
 SHAPE: dict[str, Any] = {
@@ -144,3 +146,19 @@ def sessions(runner: ModelRunner, count: int, seed: int = 0) -> list[Session]:
 def random_tokens(count: int, seed: int) -> list[int]:
     """Token ids of the tiny vocabulary."""
     return np.random.default_rng(seed).integers(0, VOCAB_SIZE, count).tolist()
+
+
+class Recorded:
+    """torch's attention, and what came to it: rows of single segments, and whether they were trees."""
+
+    def __init__(self) -> None:
+        self.segments: set[tuple[int, bool]] = set()
+        self.count = 0
+
+    def __call__(
+        self, q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, layout: AttentionLayout, scale: float,
+        **options: Any,
+    ) -> torch.Tensor:  # fmt: skip
+        self.segments.add((int(layout.num_rows[0]), bool(layout.mask_starts[0] >= 0)))
+        self.count += 1
+        return torch_native.attention(q, k_pool, v_pool, layout, scale, **options)

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.batch import BatchBuffers, Segment, of_each_size
 from engine.cpu_kernels import cpu_kernels
 from kernels.attention.layout import AttentionLayout
 from kernels.attention.native_plan import NativePlan
@@ -194,3 +195,23 @@ def test_mask_bits_can_be_read_as_int64(max_len: int) -> None:
     packed = pack(layout_of([Piece(40, 1)]), HEADS[0], 1, Bucket(1, 1, max_len, has_masks=False))
     assert packed.masks % 2 == 0
     assert packed.size % 2 == 0
+
+
+@pytest.mark.parametrize("heads", HEADS)
+def test_some_sizes_of_segments_meet_all_kernels(heads: Heads) -> None:
+    """What is compiled at start is what later steps launch: the tile, whether with masks, whether with pieces."""
+    most, max_len = 700, 1000
+    buffers = BatchBuffers(
+        np.zeros((1, max_len), np.int32), vocab_size=1, num_slots=most, num_positions=max_len, max_tokens=most
+    )
+
+    def met(segment: Segment) -> set[tuple[int, bool, bool]]:
+        packed = pack(buffers.fill([segment]).layout, heads, 1)
+        return {(one.blocks.rows, one.has_masks, has) for one in packed.launches for has in {False, one.num_parts > 0}}
+
+    at_start = set().union(*(met(segment) for segment in of_each_size(most, max_len)))
+    for rows in range(1, most, 3):
+        tokens, slots = np.zeros(rows, np.int32), np.arange(rows, dtype=np.int32)
+        assert met(Segment(0, 300, tokens, slots)) <= at_start
+        if rows <= 64:
+            assert met(Segment(0, 300, tokens, slots, mask=np.eye(rows, dtype=np.bool_))) <= at_start

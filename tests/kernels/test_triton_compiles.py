@@ -1,4 +1,7 @@
-"""The Triton kernels compile for Hopper, and fit: no GPU is needed for that, only triton's own assembler."""
+"""The Triton kernels compile and fit, for Hopper all, attention for what is smaller too.
+
+No GPU is needed for that, only triton's own assembler.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,7 @@ pytestmark = [
 ]
 # What a program may have at most: 227 KiB on Hopper; these kernels keep to what Ada (99) and Ampere (163) have too.
 SHARED_LIMIT = 99 * 1024
+HOPPER, ADA, AMPERE = 90, 89, 80
 TYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 MODELS = [
     Heads(9, 3, 64, torch.bfloat16),
@@ -32,7 +36,9 @@ MODELS = [
 CASES = [(heads, blocks) for heads in MODELS for blocks in blocks_for(heads)]
 
 
-def compiled(kernel: Any, types: dict[str, str], sizes: dict[str, Any], num_warps: int, num_stages: int) -> Any:
+def compiled(
+    kernel: Any, types: dict[str, str], sizes: dict[str, Any], num_warps: int, num_stages: int, target: int = HOPPER
+) -> Any:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -42,7 +48,7 @@ def compiled(kernel: Any, types: dict[str, str], sizes: dict[str, Any], num_warp
     aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if signature[name].startswith("*")}
     source = ASTSource(kernel, signature, {(names.index(name),): value for name, value in sizes.items()}, aligned)
     options = {"num_warps": num_warps, "num_stages": num_stages, "enable_fp_fusion": True}
-    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    return triton.compile(source, target=GPUTarget("cuda", target, 32), options=options)
 
 
 def stack_bytes(kernel: Any, folder: Path) -> int:
@@ -58,9 +64,7 @@ def stack_bytes(kernel: Any, folder: Path) -> int:
     return int(found.group(1))
 
 
-@pytest.mark.parametrize(("heads", "blocks"), CASES)
-@pytest.mark.parametrize("extras", [False, True])
-def test_attend(heads: Heads, blocks: Blocks, extras: bool, tmp_path: Path) -> None:
+def compiled_attend(heads: Heads, blocks: Blocks, *, extras: bool = False, target: int = HOPPER) -> Any:
     import triton
     import triton.language as tl
 
@@ -79,11 +83,26 @@ def test_attend(heads: Heads, blocks: Blocks, extras: bool, tmp_path: Path) -> N
         "SOFT_CAP": 50.0 if extras else 0.0, "OPERAND": getattr(tl, str(heads.dtype).removeprefix("torch.")),
         "PRECISION": "ieee",
     }  # fmt: skip
-    kernel = compiled(attend, types, sizes, blocks.num_warps, blocks.num_stages)
+    return compiled(attend, types, sizes, blocks.num_warps, blocks.num_stages, target)
+
+
+@pytest.mark.parametrize(("heads", "blocks"), CASES)
+@pytest.mark.parametrize("extras", [False, True])
+def test_attend(heads: Heads, blocks: Blocks, extras: bool, tmp_path: Path) -> None:
+    kernel = compiled_attend(heads, blocks, extras=extras)
     assert kernel.metadata.shared <= SHARED_LIMIT
     assert stack_bytes(kernel, tmp_path) <= 16
     if heads.dtype is not torch.float32 and blocks.rows >= 64:
         assert "wgmma" in kernel.asm["ptx"]
+
+
+@pytest.mark.parametrize(("target", "model", "size"), [(ADA, 1, 2), (ADA, 3, 0), (AMPERE, 3, 0), (AMPERE, 3, 1)])
+def test_attend_on_smaller_gpus(target: int, model: int, size: int, tmp_path: Path) -> None:
+    """The tiles that take the most shared memory there, and the most registers."""
+    heads = MODELS[model]
+    kernel = compiled_attend(heads, blocks_for(heads)[size], target=target)
+    assert kernel.metadata.shared <= SHARED_LIMIT
+    assert stack_bytes(kernel, tmp_path) <= 64  # Ampere's, of head_dim 256
 
 
 def test_combine(tmp_path: Path) -> None:
@@ -168,12 +187,12 @@ def test_paired_norms(dtype: torch.dtype, tmp_path: Path) -> None:
 
 
 def test_sampling(tmp_path: Path) -> None:
-    from kernels.sampling_triton import _draw_row
+    from kernels.sampling_triton import _NUM_WARPS, _SEARCH_BLOCK, _VOCAB_BLOCK, _draw_row
 
     types = dict.fromkeys(("temperature", "top_p", "min_p", "u", "scratch"), "*fp64")
     types |= {"logits": "*fp32", "rows": "*i64", "top_k": "*i64", "tokens": "*i64"}
-    kernel = compiled(_draw_row, types, {"LOGIT_ROW": 128256, "VOCAB": 128256, "BLOCK": 1024}, 4, 3)
-    assert stack_bytes(kernel, tmp_path) <= 32  # of calls to divide in float64
+    sizes = {"LOGIT_ROW": 128256, "VOCAB": 128256, "BLOCK": _VOCAB_BLOCK, "SEARCH_BLOCK": _SEARCH_BLOCK}
+    assert stack_bytes(compiled(_draw_row, types, sizes, _NUM_WARPS, 3), tmp_path) <= 16
 
 
 def test_acceptance(tmp_path: Path) -> None:

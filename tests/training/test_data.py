@@ -406,6 +406,13 @@ def test_data_that_does_not_fit_in_memory_is_told_with_its_flags() -> None:
         raise RuntimeError("something else")
 
 
+def test_a_kernel_that_a_gpu_has_no_room_for_is_told_with_what_does_without() -> None:
+    errors = pytest.importorskip("triton.runtime.errors", reason="triton is not installed")
+    message = "does not fit this GPU: out of resource: shared memory, .*use --attention-backend torch_native"
+    with pytest.raises(StartupError, match=message), memory_for("--batch-size 5"):
+        raise errors.OutOfResources(98304, 65536, "shared memory")
+
+
 def test_the_command_goes_on_with_what_is_there(
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

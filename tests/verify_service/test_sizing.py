@@ -13,7 +13,7 @@ from engine.memory import GIB, Memory, weight_bytes
 from engine.models.llama_weights import tensor_shapes
 from outrider.args import ServeArgs, VerifyArgs
 from outrider.errors import StartupError
-from verify_service.sizing import Sizes, choose_sizes, gpu_fraction, outbox_bytes
+from verify_service.sizing import Sizes, choose_sizes, gpu_fraction, logits_bytes, outbox_bytes
 
 CONFIG = ModelConfig(
     architecture="LlamaForCausalLM", vocab_size=1000, hidden_size=256, intermediate_size=512, num_layers=4, num_heads=4,
@@ -109,12 +109,24 @@ def test_sglangs_rule_on_gpus() -> None:
         VerifyArgs(max_running_requests=160, speculative_algorithm=name) for name in (None, "eagle3", "STANDALONE")
     )
     # 512 + 1.5 * 2048 + 2 * 160 + 128 MiB
-    assert gpu_fraction(args, 512, 24 * GIB) == round(1 - 4032 / (24 * 1024), 3)
-    assert gpu_fraction(args, 4096, 24 * GIB) == round(1 - (4032 + 1.5 * (4096 - 2048)) / (24 * 1024), 3)
-    assert gpu_fraction(args, 2048, 80 * GIB) == round(1 - 10 / 80, 3)
-    assert gpu_fraction(eagle, 2048, 80 * GIB) == round(1 - 14 / 80, 3)
-    assert gpu_fraction(standalone, 2048, 80 * GIB) == round(1 - 16 / 80, 3)
-    assert gpu_fraction(standalone, 2048, 8 * GIB) == 0.5
+    assert gpu_fraction(args, 512, 24 * GIB, 0) == round(1 - 4032 / (24 * 1024), 3)
+    assert gpu_fraction(args, 4096, 24 * GIB, 0) == round(1 - (4032 + 1.5 * (4096 - 2048)) / (24 * 1024), 3)
+    assert gpu_fraction(args, 2048, 80 * GIB, 0) == round(1 - 10 / 80, 3)
+    assert gpu_fraction(eagle, 2048, 80 * GIB, 0) == round(1 - 14 / 80, 3)
+    assert gpu_fraction(standalone, 2048, 80 * GIB, 0) == round(1 - 16 / 80, 3)
+    assert gpu_fraction(standalone, 2048, 8 * GIB, 0) == 0.5
+
+
+def test_logits_of_many_trees_have_room_on_a_gpu() -> None:
+    args = VerifyArgs(max_running_requests=160, max_verify_nodes=32)
+    rows, vocab = 160 * 33, 152_064
+    assert logits_bytes(args, vocab, 2) == vocab * (rows * 6 + 128 * 8)
+    assert logits_bytes(args, vocab, 4) == vocab * (rows * 4 + 128 * 8)
+    assert logits_bytes(VerifyArgs(max_running_requests=1, max_verify_nodes=1), 1000, 2) == 1000 * 2 * (6 + 8)
+    taken = logits_bytes(args, vocab, 2)
+    assert gpu_fraction(args, 2048, 24 * GIB, taken) == round(1 - (4032 + taken / 2**20) / (24 * 1024), 3)
+    # Of a large GPU what stays free holds them already.
+    assert gpu_fraction(args, 2048, 80 * GIB, taken) == round(1 - 10 / 80, 3)
 
 
 def test_the_drafters_head_room_reaches_verify() -> None:

@@ -12,8 +12,8 @@ from functools import partial
 import numpy as np
 import torch
 
-from engine.attention import DRAFT_ATTENTION, Attention, AttentionChoice, attention_backend, fused_rope
-from engine.batch import Batch, BatchBuffers, DeviceRows, Segment
+from engine.attention import DRAFT_ATTENTION, Attention, AttentionChoice, attention_backend, check_heads, fused_rope
+from engine.batch import Batch, BatchBuffers, DeviceRows, Segment, of_each_size
 from engine.cpu_kernels import cpu_kernels
 from engine.execution import Execution, GraphSizes
 from engine.feature_spec import FeatureSpec
@@ -40,15 +40,18 @@ class HeadRunner:
         self, head: Head, *, num_slots: int, max_sessions: int, attention: str = "auto",
         max_batch_tokens: int = DEFAULT_MAX_BATCH_TOKENS, graphs: GraphSizes | None = None,
     ) -> None:  # fmt: skip
-        """graphs: the steps that are captured where there can be CUDA graphs; StartupError where they are required."""
-        block = head.config.block
+        """graphs: the steps that are captured where there can be CUDA graphs.
+
+        StartupError where they are required and cannot be, and for heads of a shape that its attention does not cover.
+        """
+        block, choice = head.config.block, AttentionChoice(attention, flag=DRAFT_ATTENTION)
+        check_heads(choice, block, head.dtype, head.device)
         self.head = head
         self.slot_table = np.zeros((max_sessions, head.max_len), dtype=np.int32)
         self._buffers = BatchBuffers(
             self.slot_table, vocab_size=len(head.embedding), num_slots=num_slots, num_positions=head.max_len,
             max_tokens=max_batch_tokens,
         )  # fmt: skip
-        choice = AttentionChoice(attention, flag=DRAFT_ATTENTION)
         sizes = usable_sizes(Execution(choice, graphs=graphs), head.device)
         with torch.inference_mode():
             self.pool = KVPool(block, FeatureSpec(), num_slots, head.dtype, head.device, with_padding=sizes is not None)
@@ -59,6 +62,8 @@ class HeadRunner:
         self.capturing: Capturing | None = None
         """How graphs are made of its steps, where they are."""
         self._graphs = None
+        if head.device.type == "cuda":
+            self.run_each_size()
         if sizes is not None:
             heads = Heads(block.num_heads, block.num_kv_heads, block.head_dim, head.dtype)
             self.capturing = capturing_by_triton(self._attention, heads, self.pool)
@@ -89,6 +94,15 @@ class HeadRunner:
                 step = step._replace(logits=step.logits.float())
             self._buffers.remember(batch)
             return step
+
+    def run_each_size(self) -> None:
+        """Runs steps of all sizes on slots that nobody may use yet: compiles what they need where no graph has them."""
+        hidden, head = self.head.config.block.hidden_size, self.head
+        most_rows = min(self._buffers.max_tokens, self._buffers.num_slots, head.max_len)
+        for segment in of_each_size(most_rows, head.max_len):
+            states = torch.zeros((len(segment.tokens), hidden), dtype=head.dtype, device=head.device)
+            for stage in range(head.num_stages):
+                self.forward([segment], states, stage)
 
     def laid_out(self, segments: Sequence[Segment]) -> Batch:
         """Segments as rows, checked as forward does, for who runs them; good until the next step."""

@@ -20,9 +20,11 @@ from engine.models.heads.load import load_head
 from engine.models.heads.runner import HeadRunner, HeadStep
 from engine.quantization import KernelLinears
 from kernels.rope import apply_rope
+from outrider.errors import StartupError
 from tests.engine.heads import make, reference
 from tests.engine.heads.make import VOCAB, Written
 from tests.engine.heads.reference import Reference
+from tests.engine.tiny import Recorded
 
 # fp32 on both sides; logits are some 10 wide and errors grow from step to step.
 TOLERANCE = 5e-4
@@ -281,6 +283,32 @@ def test_a_step_in_one_call_is_the_step_by_torchs_operators(
     exact = dtype == "float32" and method is None
     for left, right in ((one.logits, other.logits), (one.carried.float(), other.carried.float())):
         assert (left - right).abs().mean() < (1e-5 if exact else 0.03) * right.std()
+
+
+def test_a_head_of_a_shape_that_triton_does_not_cover_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = make.write_target(tmp_path / "target")
+    head, _ = load_head(make.eagle(tmp_path / "head").folder, target.folder, max_len=MAX_LEN)
+    monkeypatch.setattr(type(head), "device", torch.device("cuda"))
+    monkeypatch.setattr("kernels.attention.triton_blocks.MAX_HEAD_DIM", make.HEAD_DIM - 1)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    message = "head_dim is 16; .* 1 to 15: use --speculative-draft-attention-backend torch_native"
+    with pytest.raises(StartupError, match=message):
+        HeadRunner(head, num_slots=MAX_LEN, max_sessions=1)
+
+
+def test_steps_of_all_sizes_run_on_each_stage(tmp_path: Path) -> None:
+    target = make.write_target(tmp_path / "target")
+    written = make.add_multi_layer(target)
+    head, _ = load_head(written.folder, target.folder, max_len=MAX_LEN)
+    runner = HeadRunner(head, num_slots=40, max_sessions=1, attention="torch_native")
+    attention = runner._attention = Recorded()
+    runner.run_each_size()
+    assert attention.segments == {(rows, tree) for rows in (1, 2, 4, 8, 16, 32, 40) for tree in (False, True)}
+    assert head.num_stages > 1
+    assert attention.count >= 14 * head.num_stages
 
 
 @pytest.mark.skipif(cpu_kernels() is None, reason="needs a C compiler")
