@@ -44,6 +44,7 @@ From a body to a call:
 
 Calls to verify:
     replicas, replica                  the verify services behind this gateway; one of them
+    served                             what those that serve now are together
     addresses                          what flags name, looked up again and again
     probing                            how replicas are asked whether they are there
     affinity, takers                   who has a prompt's beginning cached; who can take a call

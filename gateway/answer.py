@@ -81,6 +81,8 @@ class Answer:
             if field == "sampling.grammar":  # which the client sent under another name
                 error.message = f"{error.field}: {error.message.partition(': ')[2] or error.message}"
                 _tell_of_its_own(error)
+            elif field and error.message.startswith(field):
+                error.message = f"{error.field}{error.message.removeprefix(field)}"
             raise
         finally:
             entry.end(self.completion_tokens, self.cached_tokens, self.speculation, complete=not running)

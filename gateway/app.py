@@ -166,6 +166,7 @@ class _Server(Server):
 def main(args: GatewayArgs) -> int:
     """Serves until SIGINT or SIGTERM and returns 0. StartupError when it cannot listen, or cannot serve the model."""
     configure_logging("gateway")
+    descriptors.check()
     server: _Server | None = None
 
     def fail(error: StartupError) -> None:

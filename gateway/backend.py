@@ -59,7 +59,8 @@ class Backend:
         again: Replica | None = None  # which did not take the call on its stream
         try:
             while not choices.ended:
-                alone, replica, again = again is not None, again or await route.next_replica(), None
+                alone = again is not None
+                replica, again = again or await route.next_replica(choices.request.num_choices), None
                 call = replica.begin(choices.request, route.left_s(), alone=alone)
                 try:
                     with route.noting_what_breaks(replica):

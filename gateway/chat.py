@@ -95,7 +95,7 @@ async def begin_chat(
     )  # fmt: skip
     plan = make_plan(
         body, [Prompt(encoded.ids, "messages")], request_id=id,
-        max_tokens=body.max_completion_tokens or body.max_tokens, codec=ready.codec, info=ready.info,
+        max_tokens=body.max_completion_tokens or body.max_tokens, codec=ready.codec, served=ready.served,
         defaults=ready.sampling, names=names, prediction=prediction, grammar=rules.grammar, report=report,
     )  # fmt: skip
     (answer,) = gateway.answers(plan, request, grammar_field=names.path(rules.grammar_field))

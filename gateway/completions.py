@@ -43,7 +43,7 @@ async def completions(request: Request) -> ASGIApp:
     report = Report(logprobs=wanted, prompt_logprobs=wanted and bool(body.echo), top_logprobs=body.logprobs or 0)
     plan = make_plan(
         body, prompts, request_id=id, max_tokens=_max_tokens(body), default_max_tokens=DEFAULT_MAX_TOKENS,
-        codec=ready.codec, info=ready.info, defaults=ready.sampling, grammar=of_openai(body), report=report,
+        codec=ready.codec, served=ready.served, defaults=ready.sampling, grammar=of_openai(body), report=report,
     )  # fmt: skip
     echoes = await _echoes(given, ready.codec) if body.echo else [""] * len(given)
     answers = gateway.answers(
@@ -176,7 +176,7 @@ def as_prompts(given: str | Sequence[str | int | list[int]], field: str) -> list
 
 async def encode_prompts(prompts: Sequence[str | list[int]], field: str, ready: Ready) -> list[Prompt]:
     """Prompts as ids. A caller who writes the whole prompt may write control tokens in it."""
-    check_total(len(prompts), ready.info, field, code="array_above_max_length")
+    check_total(len(prompts), ready.served, field, code="array_above_max_length")
     codec = ready.codec
     made: list[Prompt] = []
     for place, prompt in enumerate(prompts):

@@ -21,7 +21,7 @@ from outrider.metrics import CONTENT_TYPE
 
 
 def _card(ready: Ready) -> ModelCard:
-    return ModelCard(ready.model_name, ready.created, ready.info.model.model_path, ready.codec.context_length)
+    return ModelCard(ready.model_name, ready.created, ready.served.model.model_path, ready.codec.context_length)
 
 
 async def list_models(request: Request) -> ASGIApp:
@@ -52,7 +52,7 @@ async def health_generate(request: Request) -> ASGIApp:
     ready = gateway.ready_for(None)
     plan = make_plan(
         SamplingFields(temperature=0.0), [Prompt([0], "prompt")], request_id=f"health-{request_id(request)}",
-        max_tokens=1, codec=ready.codec, info=ready.info, defaults=OPENAI,
+        max_tokens=1, codec=ready.codec, served=ready.served, defaults=OPENAI,
     )  # fmt: skip
     await collect(gateway.answers(plan, request, probe=True))
     return Response(status_code=200)

@@ -45,7 +45,7 @@ async def generate(request: Request) -> ASGIApp:
     for params, called in zip(sampling, names, strict=True):
         refuse_unsupported(params, called)
     nums = [params.n or 1 for params in sampling]
-    check_total(sum(nums), ready.info, names[nums.index(max(nums))].path("n"))
+    check_total(sum(nums), ready.served, names[nums.index(max(nums))].path("n"))
     ids = _ids(body, len(prompts), request_id(request))
     scores = scores_of(body, len(prompts))
     grammars = await _grammars(body, sampling, names)
@@ -56,7 +56,7 @@ async def generate(request: Request) -> ASGIApp:
         plan = make_plan(
             _fields(params, body), [prompt], request_id=id, max_tokens=_max_tokens(params, body, called),
             names=called, default_max_tokens=DEFAULT_MAX_NEW_TOKENS,
-            codec=ready.codec, info=ready.info, defaults=ready.sampling, grammar=grammar, report=wanted.report,
+            codec=ready.codec, served=ready.served, defaults=ready.sampling, grammar=grammar, report=wanted.report,
         )  # fmt: skip
         answers += gateway.answers(
             plan, request, grammar_field=called.path(sglang_grammar_field(params)), prompt_field=prompt.field,

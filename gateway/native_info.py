@@ -26,7 +26,7 @@ from outrider.errors import Unavailable
 async def get_model_info(request: Request) -> ASGIApp:
     """SGLang's /get_model_info: `model_path` is the local folder that verify reads."""
     ready = gateway_of(request).ready()
-    model = ready.info.model
+    model = ready.served.model
     report = ModelInfoReport(
         model_path=model.model_path, tokenizer_path=str(ready.tokenizer_path), is_generation=True,
         served_model_name=ready.model_name, architectures=[model.architecture], vocab_size=model.vocab_size,
@@ -40,11 +40,12 @@ async def get_server_info(request: Request) -> ASGIApp:
     """SGLang's /get_server_info: the verify service's settings, and a state for each replica that serves."""
     gateway = gateway_of(request)
     ready = gateway.ready()
-    infos = await gateway.replicas.ask_all() or [ready.info]
+    last = [info for _, info in gateway.replicas.infos]
+    infos = await gateway.replicas.ask_all() or last
     return json_response(
         {
             **VerifyArgs.from_flags(infos[0].arguments),
-            "model_path": ready.info.model.model_path,
+            "model_path": infos[0].model.model_path,
             "served_model_name": ready.model_name,
             "sampling_defaults": gateway.args.sampling_defaults,
             "version": outrider.__version__,

@@ -10,13 +10,13 @@ from typing import Any
 from gateway.error_values import no_such_token, shown
 from gateway.field_names import Names
 from gateway.prediction import Prediction
-from gateway.replica import ServerInfo
 from gateway.sampling_defaults import SamplingDefaults, with_defaults
 from gateway.schemas import (
     OpenAIFields,
     SamplingFields,
     SpeculativeOptions,
 )
+from gateway.served import Served
 from gateway.text_stream import OutputRules
 from gateway.tokenizer import TextCodec, too_long
 from outrider.algorithms import WIRE_ALGORITHMS
@@ -60,6 +60,7 @@ class Plan:
     calls: tuple[verify_pb2.GenerateRequest, ...]
     prompt_lens: tuple[int, ...]
     num_choices: int
+    num_choices_field: str  # of the body
     rules: OutputRules
     empty: bool  # the tokens that verify makes are not wanted
 
@@ -76,7 +77,7 @@ def make_plan(
     request_id: str,
     max_tokens: int | None,
     codec: TextCodec,
-    info: ServerInfo,
+    served: Served,
     defaults: SamplingDefaults,
     names: Names = _OURS,
     default_max_tokens: int | None = None,
@@ -84,17 +85,17 @@ def make_plan(
     grammar: common_pb2.Grammar | None = None,
     report: Report = PLAIN,
 ) -> Plan:
-    """Checks a request against the model's limits and writes its calls. InvalidArgument with `field` and `code`.
+    """Checks a request against the limits of what serves and writes its calls. InvalidArgument with `field` and `code`.
 
     `max_tokens` is what the caller said; the default gives way to min_tokens and the context, what a caller said does
     not. Of 0, which asks for nothing but the prompt, verify makes a token all the same. `names` are the caller's.
     `defaults` stand for what the fields leave out.
     """
     fields = with_defaults(fields, defaults)
-    num_choices = _num_choices(fields, len(prompts), max_tokens, info, names)
+    num_choices = _num_choices(fields, len(prompts), max_tokens, served, names)
     for prompt in prompts:
-        _check_prompt(prompt, max_tokens, names.path("max_tokens"), codec.context_length, info.model.vocab_size)
-    params = sampling_params(fields, max_tokens, info, names)
+        _check_prompt(prompt, max_tokens, names.path("max_tokens"), codec.context_length, served.model.vocab_size)
+    params = sampling_params(fields, max_tokens, served, names)
     sampling = params.to_proto()
     if grammar is not None:
         sampling.grammar.CopyFrom(grammar)
@@ -104,8 +105,9 @@ def make_plan(
         most = codec.context_length if default_max_tokens is None else max(default_max_tokens, params.min_tokens)
         for call, prompt in zip(calls, prompts, strict=True):
             call.sampling.max_tokens = min(most, codec.context_length - len(prompt.ids))
-    rules = _rules(fields, params, predicted, report, codec, info)
-    return Plan(calls, tuple(len(prompt.ids) for prompt in prompts), num_choices, rules, max_tokens == 0)
+    rules = _rules(fields, params, predicted, report, codec)
+    prompt_lens = tuple(len(prompt.ids) for prompt in prompts)
+    return Plan(calls, prompt_lens, num_choices, names.path("n"), rules, max_tokens == 0)
 
 
 def _calls(
@@ -140,9 +142,8 @@ def _calls(
 
 
 def _rules(
-    fields: SamplingFields, params: SamplingParams, predicted: Sequence[int] | None, report: Report, codec: TextCodec,
-    info: ServerInfo,
-) -> OutputRules:  # fmt: skip
+    fields: SamplingFields, params: SamplingParams, predicted: Sequence[int] | None, report: Report, codec: TextCodec
+) -> OutputRules:
     """How the tokens of every call become text."""
     return OutputRules(
         make_detokenizer=lambda: codec.detokenizer(
@@ -151,21 +152,18 @@ def _rules(
         stops=stop_strings(fields),
         min_tokens=params.min_tokens,
         prediction=None if predicted is None else Prediction(predicted),
-        end_ids=_end_ids(params, info),
         pieces=report.logprobs or report.pieces or bool((fields.speculative or _NO_OPTIONS).include_origins),
     )
 
 
-def _num_choices(
-    fields: SamplingFields, num_prompts: int, max_tokens: int | None, info: ServerInfo, names: Names
-) -> int:
+def _num_choices(fields: SamplingFields, num_prompts: int, max_tokens: int | None, served: Served, names: Names) -> int:
     """`n`, within what the server will run and hold for one request."""
     num_choices = fields.n or 1
-    most = info.limits.max_choices or 1
+    most = served.max_choices or 1
     if num_choices > most:
         raise _above_max(f"n is {num_choices}; this server gives at most {most} choices.", names.path("n"))
-    check_total(num_prompts * num_choices, info, names.path("n"))
-    held = info.limits.max_total_tokens
+    check_total(num_prompts * num_choices, served, names.path("n"))
+    held = served.max_total_tokens
     if num_choices > 1 and held and num_choices * (max_tokens or 0) > held:
         product = f"n times {names.word('max_tokens')}"
         raise _above_max(
@@ -174,10 +172,9 @@ def _num_choices(
     return num_choices
 
 
-def check_total(num_outputs: int, info: ServerInfo, field: str, code: str = "integer_above_max_value") -> None:
+def check_total(num_outputs: int, served: Served, field: str, code: str = "integer_above_max_value") -> None:
     """InvalidArgument when one HTTP request asks, by `field`, for more outputs than the server runs and queues."""
-    limits = info.limits
-    most = max(limits.max_running_requests + limits.max_queued_requests, 1)
+    most = max(served.max_outputs, 1)
     if num_outputs > most:
         raise _above_max(f"The request asks for {num_outputs} outputs; this server takes {most} at once.", field, code)
 
@@ -186,7 +183,7 @@ def _above_max(message: str, field: str, code: str = "integer_above_max_value") 
     return InvalidArgument(message, field=field, code=code)
 
 
-def sampling_params(fields: SamplingFields, max_tokens: int | None, info: ServerInfo, names: Names) -> SamplingParams:
+def sampling_params(fields: SamplingFields, max_tokens: int | None, served: Served, names: Names) -> SamplingParams:
     """The distribution and its end; a seed is drawn when none is given, so that any replica can go on."""
     if max_tokens is not None and (fields.min_tokens or 0) > max_tokens:
         raise InvalidArgument(
@@ -209,7 +206,7 @@ def sampling_params(fields: SamplingFields, max_tokens: int | None, info: Server
             stop_token_ids=tuple(fields.stop_token_ids or ()),
             logit_bias=_logit_bias(fields.logit_bias or {}),
         )
-        params.check_vocab(info.model.vocab_size)
+        params.check_vocab(served.model.vocab_size)
     except InvalidArgument as error:
         error.field = names.path(error.field or "")
         raise
@@ -236,10 +233,6 @@ def stop_strings(fields: SamplingFields) -> tuple[str, ...]:
     if fields.stop is None:
         return ()
     return (fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop)
-
-
-def _end_ids(params: SamplingParams, info: ServerInfo) -> frozenset[int]:
-    return frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else info.model.eos_token_ids)
 
 
 def _check_prompt(

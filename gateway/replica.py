@@ -53,6 +53,11 @@ class Replica:
         return 0 if self.info is None else self.info.limits.context_length or self.info.model.context_length
 
     @property
+    def max_choices(self) -> int:
+        """The most choices of one call; 0: not told."""
+        return 0 if self.info is None else self.info.limits.max_choices
+
+    @property
     def max_queued(self) -> int:
         """The most requests that may wait in its queue; 0: not told."""
         return 0 if self.info is None else self.info.limits.max_queued_requests
@@ -63,12 +68,14 @@ class Replica:
         room = limits.max_running_requests + limits.max_queued_requests
         return room > 0 and self.outstanding + more >= room
 
-    def learn(self, info: ServerInfo) -> None:
-        """Takes in the replica's answer."""
-        if self.info is not None and self.info.boot_id != info.boot_id:
+    def learn(self, info: ServerInfo) -> bool:
+        """Takes in the replica's answer; whether another process than before gave it, or the first."""
+        is_new = self.info is None or self.info.boot_id != info.boot_id
+        if is_new and self.info is not None:
             self.calls.ask_again()
         self.info = info
         self.others = max(0, info.state.running_requests + info.state.queued_requests - self.outstanding)
+        return is_new
 
     def check_same(self, start: verify_pb2.GenerateStart) -> None:
         """Broken where another model's process took the call than the one that was asked what it is."""

@@ -22,13 +22,14 @@ from gateway.affinity import PrefixMap, PromptKeys
 from gateway.call_failures import ChannelClosed, answer_of
 from gateway.probing import DOWN, ProbeTimes, weight
 from gateway.replica import Replica, ServerInfo, close_channel
+from gateway.served import Served, differences, served_by
 from gateway.takers import takers_of
 from outrider.dialing import Dial
 from outrider.errors import StartupError
 from outrider.rpc import create_channel, error_from_rpc
 from outrider.stopping import cancelled
 from outrider.telemetry import get_logger
-from outrider.v1 import verify_pb2
+from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import WIRE_VERSION
 
 log = get_logger(__name__)
@@ -52,7 +53,7 @@ class ReplicaSet:
         self._prefixes = PrefixMap()
         self.draining = False  # the gateway ends: no answer waits for a replica while there is none
         self._num_waiting = 0  # answers under way that look for a replica
-        self.info: ServerInfo | None = None  # of whichever replica served first: all must have its vocabulary
+        self.info: ServerInfo | None = None  # of the first that served: all must have its vocabulary
 
     async def start(self) -> None:
         """Begins to look for replicas; returns before any is found."""
@@ -89,9 +90,10 @@ class ReplicaSet:
         return [(replica.address, replica.serving) for replica in self._processes]
 
     @property
-    def context_length(self) -> int:
-        """The longest context of those that serve; 0: none does, or tells."""
-        return max((replica.context_length for replica in self.serving), default=0)
+    def served(self) -> Served | None:
+        """What those that serve are together, as they last said; None: none does."""
+        infos = [replica.info for replica in self.serving if replica.info is not None]
+        return served_by(infos) if infos else None
 
     @property
     def infos(self) -> list[tuple[str, ServerInfo]]:
@@ -105,11 +107,13 @@ class ReplicaSet:
         avoid: Container[Replica] = (),
         prompt: PromptKeys | None = None,
         num_positions: int = 0,
+        num_choices: int = 1,
         sure: bool = False,
     ) -> Replica:
         """A replica, of `numerics_id` where given: that which had most of the prompt before, else the least busy.
 
         num_positions: of the prompt and the longest output; its context holds them, so that no answer ends early on it.
+        num_choices: of the call, which it gives.
         The first of these gives way when it has over _SLACK sessions more than the least busy, and over twice as many.
         sure: none that is in doubt.
 
@@ -117,8 +121,8 @@ class ReplicaSet:
         for answers under way, which wait for it.
         """
         alike = takers_of(
-            self.serving, numerics_id=numerics_id, avoid=avoid, num_positions=num_positions, sure=sure,
-            kept=0 if sure else self._num_waiting,
+            self.serving, numerics_id=numerics_id, avoid=avoid, num_positions=num_positions,
+            num_choices=num_choices, sure=sure, kept=0 if sure else self._num_waiting,
         )  # fmt: skip
         least = min(alike, key=lambda replica: replica.load)
         if len(self._replicas) == 1 or prompt is None:
@@ -250,21 +254,34 @@ class ReplicaSet:
         if info is None:  # how grpc gives bytes that it cannot parse
             self._set_serving(replica, False, "its answer is no message")
             return False
-        replica.learn(info)
+        is_new = replica.learn(info)
         replica.missed = 0
         if replica.doubtful:
             replica.doubtful = False
             self._tell_change()
         reason = self._unfit(replica, info)
-        if reason is None and self.info is None:
-            self.info = info
-        if reason is None and not replica.serving and replica.context_length < self.context_length:
-            log.warning(
-                "a verify service has a shorter context: it gets only requests that fit it", address=replica.address,
-                context_length=replica.context_length, of_the_gateway=self.context_length,
-            )  # fmt: skip
+        if reason is None:
+            if self.info is None:
+                self.info = info
+            self._tell_differences(replica, info.model, self.info.model, is_new=is_new)
         self._set_serving(replica, reason is None, reason or "")
         return reason is None
+
+    def _tell_differences(
+        self, replica: Replica, model: common_pb2.ModelInfo, first: common_pb2.ModelInfo, *, is_new: bool
+    ) -> None:
+        """Warns of one that may serve, and does otherwise than those that do or than the first."""
+        longest = 0 if self.served is None else self.served.context_length
+        if not replica.serving and replica.context_length < longest:
+            log.warning(
+                "a verify service has a shorter context: it gets only requests that fit it", address=replica.address,
+                context_length=replica.context_length, of_the_gateway=longest,
+            )  # fmt: skip
+        if is_new and (differs := differences(first, model)):
+            log.warning(
+                "a verify service serves another model than the first one, whose name and text files are used",
+                address=replica.address, differs=differs,
+            )  # fmt: skip
 
     def _note_miss(self, replica: Replica, error: grpc.aio.AioRpcError) -> None:
         replica.missed += weight(error.code(), replica.channel.get_state())

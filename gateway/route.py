@@ -83,28 +83,30 @@ class Route:
         route._refusals, route._full, route._refusal = 0, [], None
         return route
 
-    async def next_replica(self) -> Replica:
-        """A replica to try now. Before anything broke there is one at once or never; then a sure one is waited for."""
+    async def next_replica(self, num_choices: int) -> Replica:
+        """A replica to try now for so many choices. Before anything broke there is one at once or never; then a sure
+        one is waited for."""
         if self._failures == 0:
-            return self._pick()
+            return self._pick(num_choices)
         with self._replicas.waiting():
             await asyncio.sleep(self._pause_s())
             while True:
                 try:
-                    return self._pick()
+                    return self._pick(num_choices)
                 except (Unavailable, ResourceExhausted):
                     left_s = self._give_up_at - time.monotonic()
                     if left_s <= 0 or (self._replicas.draining and not self._replicas.serving):
                         raise
                     await self._replicas.wait_for_change(min(left_s, self._retry.max_pause_s))
 
-    def _pick(self) -> Replica:
+    def _pick(self, num_choices: int) -> Replica:
         try:
             return self._replicas.pick(
                 numerics_id=self.numerics.id,
                 avoid=self._full,
                 prompt=self._prompt,
                 num_positions=self._num_positions,
+                num_choices=num_choices,
                 sure=self._failures > 0,
             )
         except Unavailable:

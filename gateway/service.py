@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from starlette.requests import Request
@@ -28,6 +28,7 @@ from gateway.replica import ServerInfo
 from gateway.replicas import ReplicaSet
 from gateway.route import Numerics, RetryPolicy
 from gateway.sampling_defaults import OPENAI, SamplingDefaults, read_defaults
+from gateway.served import Served, served_by
 from gateway.template import ChatTemplate
 from gateway.tokenizer import TextCodec, TokenizerFiles
 from gateway.tool_parsers.formats import ToolFormat, tool_format
@@ -49,9 +50,10 @@ _NO_SCHEMAS = {
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """What is known once a verify service has answered."""
+    """What is known once a verify service has answered: text and name by the first that did, `served` as it is now."""
 
-    info: ServerInfo
+    served: Served
+    model_path: str  # of the first
     codec: TextCodec
     template: ChatTemplate | None
     tools: ToolFormat
@@ -64,8 +66,8 @@ class Ready:
     @property
     def names(self) -> tuple[str, ...]:
         """What a request may call the model."""
-        path = self.info.model.model_path
-        return (self.model_name, path, Path(path).name, "default")
+        paths = (self.model_path, self.served.model.model_path)
+        return (self.model_name, *paths, *(Path(path).name for path in paths), "default")
 
 
 class Gateway:
@@ -136,12 +138,12 @@ class Gateway:
         files = await asyncio.to_thread(TokenizerFiles.load, folder, given, model.vocab_size, model.vocab_fingerprint)
         of_model = args.sampling_defaults == "model"
         sampling = read_defaults(Path(info.model.model_path), folder) if of_model else OPENAI
-        context_length = info.limits.context_length or info.model.context_length
+        served = served_by([info])
         try:
             if files.template is not None:
                 await files.template.start()
             codec = await asyncio.to_thread(
-                TextCodec, files.tokenizer, context_length=context_length, template=files.template
+                TextCodec, files.tokenizer, context_length=served.context_length, template=files.template
             )
         except BaseException:
             if files.template is not None:
@@ -149,7 +151,10 @@ class Gateway:
             raise
         tools = tool_format(args.tool_call_parser, files.template.chosen(tools=True).source if files.template else None)
         name = args.served_model_name or default_model_name(info)
-        return Ready(info, codec, files.template, tools, self._reasoning, name, folder, sampling, int(time.time()))
+        return Ready(
+            served, model.model_path, codec, files.template, tools, self._reasoning, name, folder, sampling,
+            int(time.time()),
+        )  # fmt: skip
 
     # ---- What routes ask
 
@@ -161,13 +166,14 @@ class Gateway:
         """What is known of the model; Unavailable until it is, and when no request can be served now."""
         if self.draining:
             raise Unavailable(SHUTTING_DOWN)
-        if not self.replicas.serving:
+        served = self.replicas.served
+        if served is None:
             raise Unavailable("No verify service is available.")
         if self._ready is None:
             raise Unavailable("The model's tokenizer is still being loaded.")
-        if length := self.replicas.context_length:  # a replica that came back may have another one
-            self._ready.codec.context_length = length
-        return self._ready
+        if served.context_length:
+            self._ready.codec.context_length = served.context_length
+        return replace(self._ready, served=served)
 
     def ready_for(self, model: str | None) -> Ready:
         """What is known of the model, for a request that generates: as `named`; ResourceExhausted when all is full."""
@@ -201,6 +207,7 @@ class Gateway:
         account = Account(self.metrics, request.scope["state"], empty=plan.empty, probe=probe)
         fields = {
             "sampling.grammar": grammar_field, "prompt_tokens": prompt_field, "top_logprobs": top_logprobs_field,
+            "num_choices": plan.num_choices_field,
         }  # fmt: skip
         prediction = plan.rules.prediction
         predicted = None if prediction is None else prediction.size * plan.num_choices * len(plan.calls)

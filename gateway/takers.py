@@ -9,8 +9,8 @@ from outrider.errors import RETRY_SOON_S, ResourceExhausted, Unavailable
 
 
 def takers_of(
-    serving: Iterable[Replica], *, numerics_id: str | None, avoid: Container[Replica], num_positions: int, sure: bool,
-    kept: int,
+    serving: Iterable[Replica], *, numerics_id: str | None, avoid: Container[Replica], num_positions: int,
+    num_choices: int, sure: bool, kept: int,
 ) -> list[Replica]:  # fmt: skip
     """Those that serve and can take a call, as ReplicaSet.pick is asked for one; in doubt only where all are.
 
@@ -22,7 +22,10 @@ def takers_of(
     holding = [replica for replica in candidates if num_positions <= (replica.context_length or num_positions)]
     if not holding:
         raise Unavailable(f"No verify service that is up holds {num_positions} tokens of prompt and output.")
-    alike = [replica for replica in holding if not _differs(replica, numerics_id)]
+    giving = [replica for replica in holding if num_choices <= (replica.max_choices or num_choices)]
+    if not giving:
+        raise Unavailable(f"No verify service that is up gives {num_choices} choices at once.")
+    alike = [replica for replica in giving if not _differs(replica, numerics_id)]
     if not alike:
         raise Unavailable("No verify service computes as that which began this answer.")
     with_room = [replica for replica in alike if not replica.is_full(kept)]

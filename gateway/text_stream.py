@@ -23,7 +23,6 @@ class OutputRules:
 
     make_detokenizer: Callable[[], Detokenizer]
     stops: tuple[str, ...]
-    end_ids: frozenset[int] = frozenset()  # tokens that end an output; their text is not part of it
     pieces: bool = False  # whether deltas tell of each token
     min_tokens: int = 0  # within which no stop string ends an output
     prediction: Prediction | None = None  # what the caller thinks the output is
@@ -97,11 +96,12 @@ class ChoiceText:
         delta = Delta(self.choice, "", [], [] if self._rules.pieces else None, self._step)
         if response.HasField("tree"):
             delta.tree = response.tree
+        stopped = response.HasField("finish") and response.finish.HasField("stop_token_id")
+        end = len(tokens) - 1 if stopped else None  # of a token that ends the output, whose text is no part of it
         pieces: list[str] = []
         for index, token in enumerate(tokens):
             delta.tokens.append(token)
-            if token in self._rules.end_ids:
-                delta.matched = token
+            if index == end:
                 if delta.pieces is not None:
                     self._held.append(replace(self._piece(response, index, ""), ends=True))
                 continue

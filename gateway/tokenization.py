@@ -155,7 +155,7 @@ async def detokenize(request: Request) -> ASGIApp:
 
 
 def _decode(ids: list[int], ready: Ready, skip_special: bool) -> str:
-    most = ready.info.model.vocab_size
+    most = ready.served.model.vocab_size
     if max(ids, default=0) >= most:
         raise no_such_token(max(ids), most, "tokens")
     detokenizer = ready.codec.detokenizer(skip_special=skip_special)

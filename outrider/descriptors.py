@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import resource
 
+from outrider.errors import StartupError
+
 _WANTED = 65_536  # more than all limits of connections together; some programs go through all numbers there are
+_LEAST = 64  # for what is loaded, logs, metrics, and a few connections; with some twenty, gRPC aborts the process
 
 
 def raise_limit() -> None:
@@ -15,6 +18,12 @@ def raise_limit() -> None:
     if soft != resource.RLIM_INFINITY and soft < most:
         with contextlib.suppress(OSError, ValueError):  # macOS has a limit of its own
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def check() -> None:
+    """StartupError where a process that serves may have too few to do so."""
+    if limit() < _LEAST:
+        raise StartupError(f"the limit of open files (ulimit -n) is {limit()}; at least {_LEAST} are needed")
 
 
 def limit() -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from outrider import env
+from outrider import descriptors, env
 from outrider.api_keys import KeyFile
 from outrider.args import ServeArgs, VerifyArgs
 from outrider.args.links import ServingArgs
@@ -39,7 +39,9 @@ def check_before_start(args: ServeArgs) -> None:
 
 
 def check_before_load(args: ServingArgs) -> None:
-    """StartupError for certificates, token files or variables of the environment that cannot be used."""
+    """StartupError for certificates, token files, variables of the environment or a limit of open files that cannot be
+    served with."""
+    descriptors.check()
     env.check()
     files = server_files(args.ssl_certfile, args.ssl_keyfile, args.ssl_ca_certs)
     if files is not None:

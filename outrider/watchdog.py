@@ -20,7 +20,7 @@ from outrider.telemetry import get_logger
 log = get_logger(__name__)
 
 LOOKS = 10  # within the time after which a process is ended
-# Times as long without one, and it is ended too, even where it was stopped as a whole for so long.
+# Times as long without one, by the clock, and it is ended too: also where it was stopped as a whole, when it goes on.
 _NO_LOOK = 3
 Progress = Callable[[], object]  # something that changes as work is done; None: there is none to do
 
@@ -29,7 +29,7 @@ class Stalled:
     """Which of what is watched has been as it was for too long.
 
     Time is counted by looks, and not by the clock: a process that is stopped as a whole, and goes on later, has not
-    stalled.
+    stalled. But where nothing looks for three times as long, as while it is stopped, `watching` ends it.
     """
 
     def __init__(self, watched: Mapping[str, Progress]) -> None:

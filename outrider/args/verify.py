@@ -147,7 +147,8 @@ class VerifyArgs(ObservingArgs, ServingArgs):
     watchdog_timeout: float = arg(
         300.0, "network",
         "Seconds without progress, of a step or of the event loop, after which the process ends with exit code 1, so "
-        "that answers go on elsewhere and it is started again; 0: never.",
+        "that answers go on elsewhere and it is started again; a process paused for three times as long ends when it "
+        "goes on; 0: never.",
     )  # fmt: skip
     shutdown_grace_s: float = arg(30.0, "network", "Time that running requests get to finish on SIGTERM.")
     decode_log_interval: int = arg(40, "observing", "Steps between log lines about decoding; 0: none.")

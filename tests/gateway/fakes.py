@@ -48,6 +48,7 @@ class FakeVerify(verify_pb2_grpc.VerifyServiceServicer):
     say: Callable[[verify_pb2.GenerateRequest, int], Sequence[int]] = lambda request, choice: [5, 6, 7]
     boot_id: str = "boot"
     numerics_id: str = "numerics"
+    dtype: str = "float32"
     fingerprint: str = ""  # that of the folder's vocabulary
     context_length: int = 512
     max_choices: int = 8
@@ -101,7 +102,7 @@ class FakeVerify(verify_pb2_grpc.VerifyServiceServicer):
             model=common_pb2.ModelInfo(
                 model_path=str(self.folder), architecture="Fake", vocab_size=self.vocab_size,
                 vocab_fingerprint=self.fingerprint or self._of_folder(), context_length=self.context_length,
-                dtype="float32", numerics_id=self.numerics_id, eos_token_ids=[self.eos],
+                dtype=self.dtype, numerics_id=self.numerics_id, eos_token_ids=[self.eos],
             ),
             limits=verify_pb2.RequestLimits(
                 context_length=self.context_length, max_running_requests=self.max_running,

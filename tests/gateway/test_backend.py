@@ -601,6 +601,21 @@ async def test_a_shorter_context_takes_only_answers_that_it_holds(
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("breaks_after", [0, 2])
+async def test_choices_go_where_so_many_are_given_or_one_by_one(tmp_path: Path, breaks_after: int) -> None:
+    """Those that have begun go on elsewhere, each in a call of its own; those that have not wait."""
+    large, small = fake(tmp_path), fake(tmp_path, max_choices=2)
+    large.break_after = [breaks_after]
+    async with backend_of([large, small], tmp_path) as backend:
+        backend.replicas.serving[0].outstanding += 1
+        assert await outputs(backend, ask(3)) == dict.fromkeys(range(3), LONG)
+        with pytest.raises(Unavailable):
+            backend.replicas.pick(num_choices=9)
+    assert {request.num_choices for request in small.requests} <= {1}
+    assert large.requests[0].num_choices == 3
+
+
+@pytest.mark.asyncio
 async def test_room_is_for_answers_under_way_before_new_ones(tmp_path: Path) -> None:
     one = fake(tmp_path)
     async with backend_of([one], tmp_path) as backend:

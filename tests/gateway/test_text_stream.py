@@ -25,7 +25,7 @@ ONE_STEP = common_pb2.SpeculationStats(verify_steps=1, draft_tokens=5, accepted_
 
 def rules(*stops: str, origins: bool = False) -> OutputRules:
     """Rules for the test's tokenizer."""
-    return OutputRules(lambda: FACTORY.make(skip_special=True), stops, frozenset({EOS}), pieces=origins)
+    return OutputRules(lambda: FACTORY.make(skip_special=True), stops, pieces=origins)
 
 
 def ids(text: str) -> list[int]:
@@ -174,16 +174,21 @@ def test_text_held_for_a_stop_string_comes_out_at_the_end() -> None:
 
 def test_the_token_that_ends_an_output_is_counted_and_not_written() -> None:
     own = ids("!")[0]
-    kept = OutputRules(lambda: FACTORY.make(skip_special=False), (), frozenset({EOS, own}))
-    for end, together in [(EOS, True), (EOS, False), (own, True)]:
+    kept = OutputRules(lambda: FACTORY.make(skip_special=False), ())
+    for end in (EOS, own):
         choice = ChoiceText(0, kept)
         last = verify_pb2.GenerateFinish(reason=verify_pb2.FINISH_REASON_STOP, stop_token_id=end)
-        responses = [response([*ids("ok"), end], finish=last if together else None)]
-        responses += [] if together else [response([], finish=last)]
-        deltas = feed(choice, *responses)
-        assert "".join(delta.text for delta in deltas) == "ok"
-        assert (deltas[-1].finish_reason, deltas[-1].matched) == ("stop", end)
-        assert choice.completion_tokens == len(ids("ok")) + 1
+        (delta,) = feed(choice, response([*ids("!ok"), end], finish=last))
+        assert delta.text == "!ok"
+        assert (delta.finish_reason, delta.matched) == ("stop", end)
+        assert choice.completion_tokens == len(ids("!ok")) + 1
+
+
+def test_a_choice_that_was_whole_before_it_was_resumed_ends_with_what_was_given() -> None:
+    choice = ChoiceText(0, OutputRules(lambda: FACTORY.make(skip_special=False), ()))
+    last = verify_pb2.GenerateFinish(reason=verify_pb2.FINISH_REASON_STOP, stop_token_id=ids("k")[0])
+    deltas = feed(choice, response(ids("ok"), start=start()), response([], start=start(), finish=last))
+    assert ["".join(delta.text for delta in deltas), deltas[-1].matched] == ["ok", ids("k")[0]]
 
 
 def test_half_a_character_before_the_end_is_told_with_its_token() -> None:

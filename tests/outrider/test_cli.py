@@ -66,6 +66,21 @@ def test_a_command_may_open_as_many_files_as_the_system_allows(fake_verify: list
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.mark.parametrize("command", ["serve", "verify", "draft", "gateway", "colocated"])
+def test_what_serves_says_that_it_may_open_too_few_files(command: str) -> None:
+    """In a process of its own, as what was lowered as a whole stays so."""
+    words = {"gateway": ["--verify-address=127.0.0.1:1"], "colocated": ["--"]}.get(command, [])
+    script = f"""
+import resource, sys
+from outrider import cli
+resource.setrlimit(resource.RLIMIT_NOFILE, (20, 20))
+sys.exit(cli.main({[command, *words]!r}))
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    told = f"outrider {command}: the limit of open files (ulimit -n) is 20; at least 64 are needed\n"
+    assert (ended.returncode, ended.stderr) == (2, told)
+
+
 def test_two_services_of_one_process_explain_their_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["colocated", "--help"]) == 0
     assert "usage: outrider colocated VERIFY_FLAGS -- DRAFT_FLAGS" in capsys.readouterr().out
