@@ -198,7 +198,11 @@ class _Reader(Fields):
             self.leave("partial_rotary_factor other than 1 is not supported")
 
     def _windows(self, family: _Family) -> tuple[int, ...]:
-        if family.windowed == "none" or self.values.get("sliding_window") is None:
+        if self.values.get("sliding_window") is None:
+            return ()
+        if family.windowed == "none":
+            if self.values.get("use_sliding_window", True):
+                warn_of_stray_window(self.values["sliding_window"])
             return ()
         window, num_layers = self.count("sliding_window"), self.count("num_hidden_layers")
         if family.windowed == "all":
@@ -216,6 +220,11 @@ class _Reader(Fields):
         if not isinstance(kinds, list) or len(kinds) != num_layers or any(kind not in _LAYER_TYPES for kind in kinds):
             self.fail(f"layer_types must name {' or '.join(_LAYER_TYPES)} for each of {num_layers} layers")
         return tuple(window if kind == _LAYER_TYPES[0] else 0 for kind in kinds)
+
+
+def warn_of_stray_window(window: object) -> None:
+    """Says that a window is not used: transformers' `generate` drops what is outside it, which its forward does not."""
+    log.warning("sliding_window not used: this family's layers attend to everything", sliding_window=window)
 
 
 def end_ids(config: Fields, generation: dict[str, Any], vocab_size: int) -> tuple[int, ...]:

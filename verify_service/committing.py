@@ -141,18 +141,19 @@ class Committer:
 
     def _go_on_without_drafts(self, session: Session) -> None:
         """A draft whose row is not finite spoils those that mask it, by 0 times what is no number: the target alone is
-        asked again."""
+        asked again. Or its grammar looks at no draft any more."""
         session.speculation = replace(session.speculation, enabled=False)
         self._drafters.close(session, verify_pb2.CLOSE_REASON_REASSIGNED)
 
     def _commit_one(self, work: Work, outcome: Accepted, step_us: int, batch_tokens: int) -> int:
-        session, match = work.session, work.match
+        session, match, grammar = work.session, work.match, work.session.grammar
         drafted = len(match.tree) if match is not None else 0
         tokens = [match.tree.words[node] for node in outcome.nodes] if match is not None else []
         base_len = session.committed_len
         first_output = session.output_len == 0
         taken = session.commit([*tokens, outcome.bonus])
-        if session.grammar is not None and (error := session.grammar.dead_end()) is not None:
+        error = grammar.dead_end() if grammar is not None else None
+        if error is not None and not taken:
             self._scheduler.pages.keep(session, work.slots, [])
             self.fail(session, error)
             return 0
@@ -172,6 +173,11 @@ class Committer:
             work=None if first_output else work,
         )  # fmt: skip
         self._responses.append((session, said))
+        if error is not None:
+            self.fail(session, error)
+            return len(taken)
+        if grammar is not None and not grammar.looks_ahead and session.speculation.enabled and session.finish is None:
+            self._go_on_without_drafts(session)
         assignment = self._drafters.of(session)
         if assignment is not None and assignment is work.assignment:  # not closed to it since the step was planned
             self._judge(work, assignment, base_len, accepted, taken, step_us, batch_tokens)
@@ -263,6 +269,8 @@ class Committer:
 
 def _no_token(session: Session) -> OutriderError:
     """Why no token could follow what is committed."""
+    if session.grammar is not None and (dead_end := session.grammar.dead_end()) is not None:
+        return dead_end
     is_short = session.output_len < session.params.min_tokens
     error = session.grammar.leaves_only(session.stop_ids) if session.grammar is not None and is_short else None
     return error or Internal("the model gave no finite logits for this request")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 
 import numpy as np
@@ -12,18 +13,27 @@ from numpy.typing import NDArray
 from outrider.errors import InvalidArgument
 from outrider.tree import ROOT, TokenTree
 
+_OF_THE_LEXER = "lexer error"  # how llguidance begins to tell of such
+_NOTHING = np.zeros(0, np.uint8)
+
 
 class GrammarState:
     """Where one session stands in its grammar; follows committed tokens and looks ahead along tree paths.
 
     A matcher that was led past its grammar's end stays in error for good, and a draft may do that: looking ahead is for
     a copy. It follows what is committed too, since making one takes the longer, the longer the output is.
+
+    All copies of a matcher share its lexer, those of other sessions too, and where one runs into a limit of the lexer,
+    all are in error. Then a matcher that `anew` makes, led through the output as plain decoding would, says whether it
+    can go on; nothing looks ahead from there on, so this is done once at most.
     """
 
-    def __init__(self, matcher: LLMatcher, kind: str, vocab_size: int) -> None:
+    def __init__(self, matcher: LLMatcher, kind: str, vocab_size: int, anew: Callable[[], LLMatcher]) -> None:
         self._matcher = matcher
         self._kind = kind
         self._vocab_size = vocab_size
+        self._anew: Callable[[], LLMatcher] | None = anew
+        self._output: list[int] = []
         self._ahead: LLMatcher | None = None
         self._path: list[int] = []  # tokens that it consumed beyond the committed ones
 
@@ -31,6 +41,11 @@ class GrammarState:
     def is_complete(self) -> bool:
         """Whether nothing may follow what is committed."""
         return self._matcher.is_stopped()
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether drafts may be looked at."""
+        return self._anew is not None
 
     def dead_end(self) -> InvalidArgument | None:
         """What to tell the client when what is committed cannot go on, nor end, as the grammar says."""
@@ -46,11 +61,14 @@ class GrammarState:
         return refused(self._kind, "it leads to where only tokens can follow that min_tokens forbids")
 
     def commit(self, token: int) -> bool:
-        """Takes in a committed token; False when the grammar forbids it."""
+        """Takes in a committed token; False, and it is not, when the grammar forbids it or ends dead there."""
         if self._ahead is not None and self._path[:1] != [token]:
-            self._at([token])
+            self._lead([token])
         self._path = self._path[1:]
-        return self._matcher.consume_token(token)
+        if not self._matcher.consume_token(token) and not (self._renew() and self._matcher.consume_token(token)):
+            return False
+        self._output.append(token)
+        return True
 
     def forbid(self, row: NDArray[np.float32], path: list[int]) -> None:
         """Sets the logits float32 [V] of tokens that may not follow `path` to -inf, in place."""
@@ -61,7 +79,7 @@ class GrammarState:
     def mask_words(self, path: list[int]) -> NDArray[np.int32]:
         """int32 [ceil(V / 32)]: bit t % 32 of word t // 32 is set when token t may follow `path`."""
         words = np.zeros(-(-self._vocab_size // 32), np.int32)
-        bits = np.frombuffer(self._at(path).compute_bitmask(), np.uint8)[: words.nbytes]
+        bits = self._mask(path)[: words.nbytes]
         words.view(np.uint8)[: len(bits)] = bits
         return words
 
@@ -69,7 +87,7 @@ class GrammarState:
         """Indices int32, ascending, of the nodes whose whole path the grammar allows."""
         allowed = np.zeros(len(tree), np.bool_)
         has_children = set(tree.parents.tolist())
-        for leaf in range(len(tree)):
+        for leaf in range(len(tree) if self.looks_ahead else 0):
             if leaf not in has_children:
                 path = tree.path(leaf)
                 allowed[path[: self._matcher.validate_tokens(tree.tokens[path].tolist())]] = True
@@ -77,13 +95,31 @@ class GrammarState:
 
     def _allowed(self, path: list[int]) -> NDArray[np.uint8]:
         """uint8, one a token, at most V of them: 1 where the token may follow `path`."""
-        bits = np.frombuffer(self._at(path).compute_bitmask(), np.uint8)
-        return np.unpackbits(bits, bitorder="little")[: self._vocab_size]
+        return np.unpackbits(self._mask(path), bitorder="little")[: self._vocab_size]
 
-    def _at(self, path: list[int]) -> LLMatcher:
-        """A matcher that has consumed `path` beyond what is committed."""
-        if not path:
-            return self._matcher
+    def _mask(self, path: list[int]) -> NDArray[np.uint8]:
+        """Bits of the tokens that may follow `path`; empty where that is an error, of which plain decoding tells."""
+        if path:
+            return self._mask_ahead(path) if self.looks_ahead else _NOTHING
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        if not self._matcher.is_error():
+            return bits
+        return np.frombuffer(self._matcher.compute_bitmask(), np.uint8) if self._renew() else _NOTHING
+
+    def _mask_ahead(self, path: list[int]) -> NDArray[np.uint8]:
+        """The same beyond what is committed."""
+        ahead = self._lead(path)
+        bits = np.frombuffer(ahead.compute_bitmask(), np.uint8)
+        if np.count_nonzero(bits) == 1 and not ahead.is_stopped():
+            # One token is forced, so it looked at all that is forced behind; what was wrong there is said only now.
+            place = int(bits.argmax())
+            token = 8 * place + int(bits[place]).bit_length() - 1
+            ahead.consume_token(token)
+            self._path.append(token)
+        return _NOTHING if ahead.is_error() else bits
+
+    def _lead(self, path: list[int]) -> LLMatcher:
+        """A matcher that has consumed `path` beyond what is committed, up to where the output ends."""
         if self._ahead is None or self._ahead.is_error():
             self._ahead, self._path = self._matcher.deep_copy(), []
         shared = 0
@@ -91,9 +127,24 @@ class GrammarState:
             shared += 1
         if len(self._path) > shared:
             self._ahead.rollback(len(self._path) - shared)
-        self._ahead.consume_tokens(path[shared:])
-        self._path = list(path)
+            del self._path[shared:]
+        for token in path[shared:]:
+            if self._ahead.is_stopped():
+                break
+            self._ahead.consume_token(token)
+            self._path.append(token)
         return self._ahead
+
+    def _renew(self) -> bool:
+        """After an error of the lexer that it shares, goes on with one of its own; whether there is none then."""
+        if self._anew is None or not self._matcher.get_error().startswith(_OF_THE_LEXER):
+            return False
+        self._matcher, self._anew, self._ahead, self._path = self._anew(), None, None, []
+        self._matcher.compute_bitmask()  # the lexer's limits are for what it does from one of these to the next
+        for token in self._output:
+            self._matcher.consume_token(token)
+            self._matcher.compute_bitmask()
+        return not self._matcher.is_error()
 
 
 def pruned(tree: TokenTree, grammar: GrammarState) -> tuple[TokenTree, NDArray[np.int32]]:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from llguidance import LLMatcher, LLTokenizer
@@ -64,6 +65,7 @@ class _Asked:
     on_trial: bool
     known: Future[Compiled] = field(init=False)
     num_waiting: int = 0
+    matcher: LLMatcher | None = None  # what came of it, where it is good
 
 
 class GrammarCompiler:
@@ -110,7 +112,8 @@ class GrammarCompiler:
         if isinstance(compiled, str):
             raise refused(kind, compiled)
         with self._lock:
-            return GrammarState(compiled.deep_copy(), kind, self._vocab_size)
+            copy = compiled.deep_copy()
+        return GrammarState(copy, kind, self._vocab_size, partial(self._anew, (kind, source), compiled))
 
     def close(self) -> None:
         """Compiles nothing more; waits for nothing."""
@@ -172,6 +175,7 @@ class GrammarCompiler:
                 self.totals.refused += 1
             else:
                 self.totals.compiled += 1
+                asked.matcher = compiled
         return compiled
 
     def _ends(self, kind: str, source: str) -> bool:
@@ -181,6 +185,14 @@ class GrammarCompiler:
         except (ValueError, RecursionError):  # which compiling it says in words
             return True
         return grammar_trial.ends(grammar, self._tokenizer_path, self._vocab_size)
+
+    def _anew(self, source: Source, spent: LLMatcher) -> LLMatcher:
+        """A matcher of a lexer of its own; who asks for the grammar from now on gets no copy of `spent` any more."""
+        with self._lock:
+            kept = self._kept.get(source)
+            if kept is not None and kept.matcher is spent:
+                del self._kept[source]
+        return LLMatcher(self._load_tokenizer(), _lark_of(*source), log_level=0)
 
     def _matcher_of(self, kind: str, source: str) -> Compiled:
         if remainders_of(source) > MOST_REMAINDERS:  # llguidance would take minutes, and its limits do not hold there

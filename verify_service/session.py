@@ -132,17 +132,20 @@ class Session:
             del self.prompt_logprobs[self.kv_len + 1 :]
 
     def commit(self, tokens: list[int]) -> list[int]:
-        """Appends tokens up to the first that ends the output; returns those taken and sets `finish`."""
+        """Appends tokens up to the first that ends the output; returns those taken and sets `finish`.
+
+        Where the grammar comes to a dead end, those before it.
+        """
         if self.grammar is None and len(tokens) < self.remaining and self.stop_ids.isdisjoint(tokens):
             self._append(tokens)
             return tokens
         taken: list[int] = []
         for token in tokens:
+            if self.grammar is not None and not self.grammar.commit(token):
+                break
             self.tokens[self.committed_len] = token
             self.committed_len += 1
             taken.append(token)
-            if self.grammar is not None:
-                self.grammar.commit(token)
             self.note_end()
             if self.finish is not None:
                 break

@@ -18,7 +18,7 @@ import torch
 
 from engine.attention import Attention
 from engine.batch import Batch, BatchBuffers, Segment
-from engine.config import ModelConfig
+from engine.config import ModelConfig, warn_of_stray_window
 from engine.feature_spec import FeatureSpec
 from engine.kv_pool import KVPool
 from engine.models.long_rope import hold_long_factors
@@ -239,11 +239,14 @@ def windows_of(text: Any, config: ModelConfig) -> tuple[int, ...]:
     kinds = getattr(text, "layer_types", None)
     window = getattr(text, "sliding_window", None) or 0
     if not kinds:
-        # A family whose config has it as a field means every layer, some in their mask alone; elsewhere it is a stray
-        # key of config.json that nothing reads.
-        is_read = hasattr(type(text), "sliding_window") and text.model_type not in _WINDOW_UNREAD
-        is_used = window and is_read and getattr(text, "use_sliding_window", True)
-        return (window,) * config.num_layers if is_used else ()
+        # A family whose config has it as a field means every layer, some in their mask alone. Elsewhere no layer reads
+        # it: a forward without a cache has no window. (The cache that `generate` makes does read it, and forgets.)
+        if not window or not getattr(text, "use_sliding_window", True) or text.model_type in _WINDOW_UNREAD:
+            return ()
+        if not hasattr(type(text), "sliding_window"):
+            warn_of_stray_window(window)
+            return ()
+        return (window,) * config.num_layers
     strange = sorted(set(kinds) - {"full_attention", "sliding_attention"})
     if strange:
         refuse(config.architecture, f"it has layers of {', '.join(strange)}")

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from structlog.testing import capture_logs
 
 from engine.config import ModelConfig
 from engine.feature_spec import FeatureSpec
@@ -272,6 +273,24 @@ def test_a_window_without_layer_types_is_every_layers_where_the_family_reads_it(
     config: transformers.PretrainedConfig, window: int | None, gemma: tuple[Path, Any]
 ) -> None:
     assert windows_of(config, load(gemma[0]).config) == (() if window is None else (window,) * 3)
+
+
+@pytest.mark.parametrize("hidden_act", ["silu", "swish"])
+def test_a_window_that_the_family_does_not_have_is_not_used_and_a_line_says_so(hidden_act: str, tmp_path: Path) -> None:
+    torch.manual_seed(4)
+    config = transformers.LlamaConfig(**SHAPE, hidden_act=hidden_act)  # swish: on transformers' network
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    model.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    plain = json.loads(path.read_text())
+    for window in (None, WINDOW):
+        path.write_text(json.dumps({**plain, "sliding_window": window}))
+        with capture_logs() as logs:
+            runner = load(tmp_path)
+        assert runner.config.is_native == (hidden_act == "silu")
+        assert [line["sliding_window"] for line in logs if "sliding_window" in line] == ([window] if window else [])
+        tokens = random_tokens(40, 5)
+        close(runner.forward([sessions(runner, 1)[0].segment(tokens)]), logits_of(model, tokens))
 
 
 @pytest.mark.parametrize(("dtype", "quantization"), [("bfloat16", None), ("float32", "int8_dynamic")])

@@ -13,6 +13,7 @@ from typing import Any, cast
 import grpc.aio
 import pytest
 import pytest_asyncio
+from tokenizers import Tokenizer
 
 from engine.runner import ModelRunner
 from outrider import rpc
@@ -24,9 +25,11 @@ from outrider.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from tests.drafter_view import Policy
 from tests.fake_drafters import FakeDrafter, silent
 from tests.fakes import FakeRunner, ToyModel
+from tests.verify_service.grammars import EOS, make_tokenizer
 from verify_service.app import SERVICE, build_service
 from verify_service.commands import Command, DrafterJoined, Inbox, Stop
 from verify_service.drafter import Drafter
+from verify_service.grammar_compiler import GrammarCompiler
 from verify_service.loading import LoadedModel
 from verify_service.service import VerifyServicer
 from verify_service.sizing import Sizes
@@ -188,6 +191,20 @@ class Service:
     def num_free(self) -> int:
         """Pages that nobody holds, the prefix cache's own among them."""
         return self.engine.scheduler.pages.num_available
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    """A tokenizer for grammars."""
+    return make_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def compiler(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> GrammarCompiler:
+    """A compiler over a folder with that tokenizer."""
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return GrammarCompiler(folder, vocab_size=tokenizer.get_vocab_size(), eos_token_ids=(EOS,))
 
 
 Serve = Callable[..., Awaitable[Service]]

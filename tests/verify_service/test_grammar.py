@@ -20,72 +20,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher
 from tokenizers import AddedToken, Tokenizer
-from tokenizers.decoders import ByteLevel as ByteLevelDecoder
-from tokenizers.models import BPE
-from tokenizers.pre_tokenizers import ByteLevel
 
 from outrider.errors import Internal, InvalidArgument, ResourceExhausted, Unimplemented
 from outrider.tree import TokenTree
 from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import MAX_GRAMMAR_BYTES, pack_ids
 from tests.fakes import toy_config
+from tests.verify_service.grammars import EOS, allowed_after, to_the_end, token_id
 from verify_service import grammar_trial
 from verify_service.grammar import GrammarState, pruned
 from verify_service.grammar_compiler import MAX_CACHED, MAX_TRIALS, GrammarCompiler
 from verify_service.requests import RequestBounds, SessionFactory
 from verify_service.session import Session
 
-EOS = 0
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    """A tokenizer of bytes and a few longer tokens."""
-    merges = [("a", "b"), ("ab", "c"), ('"', ":"), ("1", "2")]
-    vocab = {"<end>": EOS}
-    for symbol in [*sorted(ByteLevel.alphabet()), *(left + right for left, right in merges)]:
-        vocab[symbol] = len(vocab)
-    made = Tokenizer(BPE(vocab=vocab, merges=merges))
-    made.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
-    made.decoder = ByteLevelDecoder()
-    made.add_special_tokens(["<end>"])
-    return made
-
-
-@pytest.fixture(scope="module")
-def compiler(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> GrammarCompiler:
-    """A compiler over a folder with that tokenizer."""
-    folder: Path = tmp_path_factory.mktemp("model")
-    tokenizer.save(str(folder / "tokenizer.json"))
-    return GrammarCompiler(folder, vocab_size=tokenizer.get_vocab_size(), eos_token_ids=(EOS,))
-
-
-def _id(tokenizer: Tokenizer, text: str) -> int:
-    found = tokenizer.token_to_id(text)
-    assert found is not None
-    return found
-
-
-def _allowed(state: GrammarState, path: list[int], vocab_size: int) -> set[int]:
-    row = np.zeros(vocab_size, np.float32)
-    state.forbid(row, path)
-    allowed = set(np.flatnonzero(row == 0.0).tolist())
-    words = state.mask_words(path)
-    assert words.shape == (-(-vocab_size // 32),)
-    bits = np.unpackbits(words.view(np.uint8), bitorder="little")[:vocab_size]
-    assert set(np.flatnonzero(bits).tolist()) == allowed
-    return allowed
-
 
 def test_regex_is_followed_to_its_end(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
     state = compiler.compile(common_pb2.Grammar(regex="(abc|12)x?"))
-    texts = {tokenizer.decode([token]) for token in _allowed(state, [], tokenizer.get_vocab_size())}
+    texts = {tokenizer.decode([token]) for token in allowed_after(state, [], tokenizer.get_vocab_size())}
     assert texts == {"a", "ab", "abc", "1", "12"}
-    assert state.commit(_id(tokenizer, "abc"))
+    assert state.commit(token_id(tokenizer, "abc"))
     assert not state.is_complete
-    after = _allowed(state, [], tokenizer.get_vocab_size())
+    after = allowed_after(state, [], tokenizer.get_vocab_size())
     assert after == {tokenizer.token_to_id("x"), EOS}
-    assert state.commit(_id(tokenizer, "x"))
+    assert state.commit(token_id(tokenizer, "x"))
     assert state.is_complete
 
 
@@ -109,12 +66,12 @@ def test_look_ahead_leaves_no_trace(compiler: GrammarCompiler, tokenizer: Tokeni
     for _ in range(data.draw(st.integers(1, 6))):
         path: list[int] = []
         for _ in range(data.draw(st.integers(0, 4))):
-            choices = sorted(_allowed(wandering, path, vocab_size) - {EOS})
+            choices = sorted(allowed_after(wandering, path, vocab_size) - {EOS})
             if not choices:
                 break
             path.append(data.draw(st.sampled_from(choices)))
-        choices = sorted(_allowed(wandering, [], vocab_size))
-        assert choices == sorted(_allowed(plain, [], vocab_size))
+        choices = sorted(allowed_after(wandering, [], vocab_size))
+        assert choices == sorted(allowed_after(plain, [], vocab_size))
         token = data.draw(st.sampled_from(choices))
         committed.append(token)
         assert wandering.commit(token)
@@ -143,8 +100,8 @@ def test_looking_ahead_step_after_step_is_as_from_a_new_matcher(
 
     def drawn(path: list[int]) -> int:
         """A token that may follow as a rule, or any."""
-        allowed = sorted(_allowed(wandering, path, vocab_size))
-        any_token = st.sampled_from([EOS, _id(tokenizer, "a"), _id(tokenizer, "]")])
+        allowed = sorted(allowed_after(wandering, path, vocab_size))
+        any_token = st.sampled_from([EOS, token_id(tokenizer, "a"), token_id(tokenizer, "]")])
         return data.draw(st.sampled_from(allowed) if allowed and data.draw(st.integers(0, 9)) else any_token)
 
     def anew() -> GrammarState:
@@ -158,7 +115,7 @@ def test_looking_ahead_step_after_step_is_as_from_a_new_matcher(
             path: list[int] = []
             for _ in range(data.draw(st.integers(0, 4))):
                 path.append(drawn(path))
-                assert _allowed(wandering, path, vocab_size) == _allowed(anew(), path, vocab_size)
+                assert allowed_after(wandering, path, vocab_size) == allowed_after(anew(), path, vocab_size)
         token, plain = drawn([]), anew()
         committed.append(token)
         assert wandering.commit(token) == plain.commit(token)
@@ -180,14 +137,14 @@ def test_what_looks_ahead_is_copied_once(compiler: GrammarCompiler, tokenizer: T
             return copies[-1]
 
     matcher = compiler.compile(common_pb2.Grammar(regex="(abc|12)+x?"))._matcher
-    state = GrammarState(cast("LLMatcher", Counting()), "regex", tokenizer.get_vocab_size())
-    a, abc, twelve = (_id(tokenizer, text) for text in ("a", "abc", "12"))
+    state = GrammarState(cast("LLMatcher", Counting()), "regex", tokenizer.get_vocab_size(), pytest.fail)
+    a, abc, twelve = (token_id(tokenizer, text) for text in ("a", "abc", "12"))
     for path, token in (([abc, twelve, abc], abc), ([twelve, twelve], abc), ([abc], twelve), ([], abc)):
         state.mask_words(path)
         assert state.commit(token)
         state.mask_words([abc])
     assert len(copies) == 1
-    state.mask_words([abc, EOS, a])  # in error from now on
+    state.mask_words([abc, a, a])  # in error from now on
     assert state.commit(abc)
     state.mask_words([abc])
     assert len(copies) == 2
@@ -196,7 +153,7 @@ def test_what_looks_ahead_is_copied_once(compiler: GrammarCompiler, tokenizer: T
 @pytest.mark.parametrize("regex", ["abc", "abc+"])
 def test_looking_past_the_end_leaves_no_trace(compiler: GrammarCompiler, tokenizer: Tokenizer, regex: str) -> None:
     """A draft may go on where nothing may follow, and it may go wrong."""
-    word, vocab_size = _id(tokenizer, "abc"), tokenizer.get_vocab_size()
+    word, vocab_size = token_id(tokenizer, "abc"), tokenizer.get_vocab_size()
     state, plain = compiler.compile(common_pb2.Grammar(regex=regex)), compiler.compile(common_pb2.Grammar(regex=regex))
     tree = TokenTree.chain(np.array([word, EOS, EOS, word], np.int32))
     pruned(tree, state)
@@ -204,10 +161,10 @@ def test_looking_past_the_end_leaves_no_trace(compiler: GrammarCompiler, tokeniz
         state.forbid(np.zeros(vocab_size, np.float32), path)
         state.mask_words(path)
         assert state.dead_end() is None
-    assert _allowed(state, [], vocab_size) == _allowed(plain, [], vocab_size)
+    assert allowed_after(state, [], vocab_size) == allowed_after(plain, [], vocab_size)
     assert state.commit(word)
     assert plain.commit(word)
-    assert _allowed(state, [], vocab_size) == _allowed(plain, [], vocab_size)
+    assert allowed_after(state, [], vocab_size) == allowed_after(plain, [], vocab_size)
     assert state.is_complete == plain.is_complete == (regex == "abc")
     assert state.dead_end() is None
 
@@ -242,7 +199,7 @@ def test_names_of_control_tokens_are_text(compiler: GrammarCompiler, tokenizer: 
     state = compiler.compile(common_pb2.Grammar(json_schema=json.dumps({"enum": [text]})))
     output: list[int] = []
     while not state.is_complete:
-        (token, *_) = sorted(_allowed(state, [], tokenizer.get_vocab_size()))
+        (token, *_) = sorted(allowed_after(state, [], tokenizer.get_vocab_size()))
         assert state.commit(token)
         output.append(token)
     assert EOS not in output
@@ -263,10 +220,10 @@ def test_added_tokens_that_are_not_control_tokens_stand_in_text(
     state = GrammarCompiler(tmp_path, vocab_size=made.get_vocab_size(), eos_token_ids=eos).compile(
         common_pb2.Grammar(regex="<think>ab")
     )
-    for token in (_id(made, "<think>"), _id(made, "ab")):
-        assert token in _allowed(state, [], made.get_vocab_size())
+    for token in (token_id(made, "<think>"), token_id(made, "ab")):
+        assert token in allowed_after(state, [], made.get_vocab_size())
         assert state.commit(token)
-    assert _allowed(state, [], made.get_vocab_size()) <= {EOS}
+    assert allowed_after(state, [], made.get_vocab_size()) <= {EOS}
 
 
 @pytest.mark.parametrize("source", ['root ::= "zebra"', "start: ALL\nALL: /zebra/ " + "& /z.*/" * 9])
@@ -279,8 +236,8 @@ def test_added_tokens_that_the_model_has_no_embedding_of_are_text(
     compiler = GrammarCompiler(tmp_path, vocab_size=size, eos_token_ids=(EOS,))
     state = compiler.compile(common_pb2.Grammar(ebnf=source))
     for letter in "zebra":
-        assert state.commit(_id(tokenizer, letter))
-    assert _allowed(state, [], size) <= {EOS}
+        assert state.commit(token_id(tokenizer, letter))
+    assert allowed_after(state, [], size) <= {EOS}
     with pytest.raises(InvalidArgument, match="<pad>"):
         compiler.compile(common_pb2.Grammar(ebnf="start: <pad>"))
 
@@ -313,8 +270,7 @@ def test_a_schema_that_can_only_go_deeper_is_found_out_on_the_way(
 ) -> None:
     endless = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
     state = compiler.compile(common_pb2.Grammar(json_schema=json.dumps(endless)))
-    while state.dead_end() is None:
-        state.commit(min(_allowed(state, [], tokenizer.get_vocab_size())))
+    to_the_end(state, tokenizer.get_vocab_size())
     assert state.is_complete
     found = state.dead_end()
     assert found is not None
@@ -328,8 +284,9 @@ def test_what_is_too_large_is_said_to_be(compiler: GrammarCompiler, tokenizer: T
         compiler.compile(common_pb2.Grammar(regex="a" * 65_537))
     assert refused.value.code == "invalid_grammar"
     state = compiler.compile(common_pb2.Grammar(regex="(a{1000}){1000}"))
-    while (found := state.dead_end()) is None:
-        state.commit(min(_allowed(state, [], tokenizer.get_vocab_size())))
+    to_the_end(state, tokenizer.get_vocab_size())
+    found = state.dead_end()
+    assert found is not None
     assert "cannot go on: lexer error: too many expressions" in found.message
 
 
@@ -492,13 +449,13 @@ def test_a_trial_that_cannot_be_made_is_no_fault_of_the_grammar(
 
 def test_a_schema_may_be_true(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
     state = compiler.compile(common_pb2.Grammar(json_schema="true"))
-    texts = {tokenizer.decode([token])[:1] for token in _allowed(state, [], tokenizer.get_vocab_size())}
+    texts = {tokenizer.decode([token])[:1] for token in allowed_after(state, [], tokenizer.get_vocab_size())}
     assert {"{", "[", '"', "t", "1"} <= texts
 
 
 def test_ebnf(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
     state = compiler.compile(common_pb2.Grammar(ebnf='root ::= "a" rest\nrest ::= "b" | "c"'))
-    texts = {tokenizer.decode([token]) for token in _allowed(state, [], tokenizer.get_vocab_size())}
+    texts = {tokenizer.decode([token]) for token in allowed_after(state, [], tokenizer.get_vocab_size())}
     assert texts == {"a", "ab"}
 
 
@@ -526,13 +483,13 @@ def test_where_only_what_a_request_forbids_may_follow_is_no_fault_of_the_model(
 ) -> None:
     state = compiler.compile(common_pb2.Grammar(regex="ab?"))
     assert state.leaves_only({EOS}) is None
-    assert state.commit(_id(tokenizer, "a"))
+    assert state.commit(token_id(tokenizer, "a"))
     assert state.leaves_only({EOS}) is None
-    found = state.leaves_only({EOS, _id(tokenizer, "b")})
+    found = state.leaves_only({EOS, token_id(tokenizer, "b")})
     assert found is not None
     assert (found.field, found.code) == ("sampling.grammar", "invalid_grammar")
     assert "min_tokens forbids" in found.message
-    assert state.commit(_id(tokenizer, "b"))
+    assert state.commit(token_id(tokenizer, "b"))
     assert state.leaves_only({EOS}) is not None
 
 
@@ -577,7 +534,7 @@ def test_numbers_that_would_end_the_process_are_refused(
 
 def test_numbers_far_below_0_may_do(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
     state = compiler.compile(common_pb2.Grammar(json_schema='{"minimum": -1e17, "enum": [-1000000000000000001, 2]}'))
-    assert _id(tokenizer, "2") in _allowed(state, [], tokenizer.get_vocab_size())
+    assert token_id(tokenizer, "2") in allowed_after(state, [], tokenizer.get_vocab_size())
 
 
 def test_small_numbers_below_0_need_no_trial() -> None:

@@ -1,0 +1,131 @@
+"""Outputs that run into a limit of their grammar: where, whatever was drafted, and nobody else with them."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from outrider.sampling import SamplingParams
+from outrider.tree import TokenTree
+from outrider.v1 import common_pb2, verify_pb2
+from tests.fake_drafters import Truth, perfect
+from tests.fakes import ToyModel
+from tests.verify_service.grammars import EOS, allowed_after, to_the_end, token_id
+from tests.verify_service.rig import MAX_CHOICES, MAX_NODES, Rig, build_rig, request
+from verify_service.grammar import pruned
+from verify_service.grammar_compiler import GrammarCompiler
+from verify_service.requests import RequestBounds, SessionFactory
+
+_DEEPER = {"type": "object", "properties": {"a": {"$ref": "#/$defs/deeper"}}, "required": ["a"]}
+_ENDLESS = {
+    "type": "object", "properties": {"p": {"type": "string", "maxLength": 9}, "a": {"$ref": "#/$defs/deeper"}},
+    "required": ["p", "a"], "additionalProperties": False, "$defs": {"deeper": _DEEPER},
+}  # fmt: skip
+LEXERS = common_pb2.Grammar(regex="[a-z]{3,90}Z(a{1000}){1000}")
+"""Its lexer's limit is reached behind the Z."""
+PARSERS = common_pb2.Grammar(json_schema=json.dumps(_ENDLESS))
+"""The parser's limit is reached in what is forced behind the string."""
+
+
+def test_a_limit_that_one_output_reaches_is_not_reached_by_others(
+    compiler: GrammarCompiler, tokenizer: Tokenizer
+) -> None:
+    word = [token_id(tokenizer, letter) for letter in "wordy"]
+    first, beside, behind = (compiler.compile(LEXERS) for _ in range(3))
+    for state in (beside, behind):
+        assert all(state.commit(token) for token in word[:4])
+    behind.mask_words(word)
+    output = to_the_end(first, tokenizer.get_vocab_size())
+    error = first.dead_end()
+    assert error is not None
+    assert "lexer error" in error.message
+    allowed = allowed_after(beside, [], tokenizer.get_vocab_size())
+    assert {token_id(tokenizer, "a"), token_id(tokenizer, "Z")} <= allowed
+    assert behind.commit(word[4])
+    assert allowed_after(behind, [], tokenizer.get_vocab_size()) == allowed
+    assert beside.dead_end() is None
+    later = compiler.compile(LEXERS)
+    assert later.looks_ahead
+    assert to_the_end(later, tokenizer.get_vocab_size()) == output
+
+
+@pytest.mark.parametrize("grammar", [LEXERS, PARSERS], ids=["lexer", "parser"])
+def test_a_draft_that_reaches_a_limit_changes_nothing(
+    compiler: GrammarCompiler, tokenizer: Tokenizer, grammar: common_pb2.Grammar
+) -> None:
+    output = to_the_end(compiler.compile(grammar), tokenizer.get_vocab_size())
+    for ahead in (1, 3, 50):
+        state, committed = compiler.compile(grammar), list[int]()
+        while allowed := allowed_after(state, [], tokenizer.get_vocab_size()):
+            draft = [*output[len(committed) :], *[token_id(tokenizer, "a")] * 9][:ahead]
+            pruned(TokenTree.chain(np.array(draft, np.int32)), state)
+            for depth in range(1, len(draft) + 1):
+                state.mask_words(draft[:depth])
+            if not state.commit(min(allowed)):
+                break
+            committed.append(min(allowed))
+        assert committed == output
+        assert state.dead_end() is not None
+
+
+def _rig(compiler: GrammarCompiler, tokenizer: Tokenizer) -> Rig:
+    rig = build_rig(ToyModel(vocab_size=tokenizer.get_vocab_size()), context=120)
+    bounds = RequestBounds(rig.runner.config.max_position, MAX_CHOICES, MAX_NODES)
+    rig.factory = SessionFactory(rig.runner.config, bounds, compiler)
+    return rig
+
+
+def _asked(prompt: list[int], grammar: common_pb2.Grammar, **params: object) -> verify_pb2.GenerateRequest:
+    asked = request(prompt, SamplingParams(temperature=0.0, max_tokens=60, **params))  # type: ignore[arg-type]
+    asked.sampling.grammar.CopyFrom(grammar)
+    return asked
+
+
+@pytest.mark.parametrize("grammar", [LEXERS, PARSERS], ids=["lexer", "parser"])
+def test_a_dead_end_comes_behind_the_same_tokens_with_drafts_and_without(
+    compiler: GrammarCompiler, tokenizer: Tokenizer, grammar: common_pb2.Grammar
+) -> None:
+    prompt = [7, 8]
+    plain = _rig(compiler, tokenizer)
+    (session,) = plain.submit(_asked(prompt, grammar))
+    plain.run()
+    output, error = plain.output(session), str(plain.errors[session.session_id])
+    assert "cannot go on" in error
+    assert len(output) > 5
+    goes_on = [*prompt, *output, *[token_id(tokenizer, "a")] * 9]
+    for depth in range(1, MAX_NODES):
+        rig = _rig(compiler, tokenizer)
+        rig.join(perfect(Truth([goes_on]), depth))
+        (session,) = rig.submit(_asked(prompt, grammar))
+        rig.run()
+        assert rig.output(session) == output
+        assert str(rig.errors[session.session_id]) == error
+        assert session.stats.accepted_tokens
+        assert rig.loop.counters.output_tokens == len(output)
+        rig.check_whole()
+
+
+def test_an_answer_whose_grammar_another_exhausts_goes_on_without_drafts(
+    compiler: GrammarCompiler, tokenizer: Tokenizer
+) -> None:
+    never = {EOS: -100.0, token_id(tokenizer, "Z"): -100.0}
+    asked = _asked([3], LEXERS, logit_bias=never)
+    asked.sampling.max_tokens = 80
+    alone = _rig(compiler, tokenizer)
+    (session,) = alone.submit(asked)
+    alone.run()
+    output = alone.output(session)
+    assert len(output) == 80
+    rig = _rig(compiler, tokenizer)
+    sim = rig.join(perfect(Truth([[3, *output]]), 2))
+    (session,) = rig.submit(asked)
+    (other,) = rig.submit(_asked([7, 8], LEXERS, logit_bias={token_id(tokenizer, "Z"): 100.0}))
+    rig.run()
+    assert "lexer error" in str(rig.errors[other.session_id])
+    assert rig.output(session) == output
+    assert session.stats.accepted_tokens
+    assert verify_pb2.CLOSE_REASON_REASSIGNED in sim.view.closed.values()
+    rig.check_whole()
