@@ -149,7 +149,7 @@ class Edge:
         state = scope.setdefault("state", {})
         task = asyncio.current_task()
         assert task is not None
-        exchange = _Exchange(_request_id(headers), time.monotonic(), state, receive, send, task, _large_body(headers))
+        exchange = _Exchange(_request_id(headers), time.monotonic(), state, receive, send, task, _body_follows(headers))
         state["request_id"], state["began"] = exchange.request_id, exchange.began
         structlog.contextvars.bind_contextvars(request_id=exchange.request_id)  # in every line of this task
         span = self._begin_span(scope, headers, exchange.request_id)
@@ -214,9 +214,13 @@ class Edge:
         self._metrics.requests.labels(path, str(exchange.status), reason).inc()
 
 
-def _large_body(headers: Headers) -> bool:
-    """Whether a body follows that may be more than is read along with the headers."""
-    return "transfer-encoding" in headers or int(headers.get("content-length", "0")) > _SMALL_BODY_BYTES
+def _body_follows(headers: Headers) -> bool:
+    """Whether a body follows that may not be read along with the headers: it is large, or waits to be asked for.
+
+    Whoever waits need not send it after the answer, and what comes then may be a request.
+    """
+    num_along = 0 if "expect" in headers else _SMALL_BODY_BYTES
+    return "transfer-encoding" in headers or int(headers.get("content-length", "0")) > num_along
 
 
 def _request_id(headers: Headers) -> str:

@@ -170,6 +170,8 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         if (fault := fault_of_head(self.url, self.headers, self.parser.get_http_version())) is not None:
             self._stop_parsing(fault)
+        if self.parser.get_http_version() == "1.0":
+            self.expect_100_continue = False  # it knows no interim answers (RFC 9110, 10.1.1)
         extensions, before = self.scope.setdefault("extensions", {}), self.cycle
         super().on_headers_complete()
         if self.cycle is not before:

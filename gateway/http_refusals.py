@@ -16,8 +16,15 @@ def fault_of_head(url: bytes, headers: Sequence[tuple[bytes, bytes]], version: s
     if sum(len(name) + len(value) + 4 for name, value in headers) + len(url) > MAX_HEADER_BYTES:
         return header_too_large()
     names = [name for name, _ in headers]
-    if b"transfer-encoding" in names and b"content-length" in names:
+    lines = [value for name, value in headers if name == b"transfer-encoding"]
+    if lines and b"content-length" in names:
         return HttpError(400, "A request has Content-Length or Transfer-Encoding, not both.")
+    codings = b",".join(lines).lower().replace(b" ", b"").replace(b"\t", b"").split(b",")
+    if lines and codings != [b"chunked"]:  # RFC 9112, 6.1 and 6.3
+        message = "A body's only transfer coding is chunked."
+        if codings[-1] != b"chunked":
+            return HttpError(400, message)
+        return HttpError(501, message, code="unsupported_value", headers=(("x-should-retry", "false"),))
     if names.count(b"host") != 1 and version == "1.1":
         return HttpError(400, "A request of HTTP/1.1 has one Host header.")  # RFC 9112, 3.2
     return None

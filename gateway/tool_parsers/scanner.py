@@ -1,12 +1,13 @@
 """Calls written as JSON objects, read as they come: the name first, then the arguments piece by piece.
 
-`{"name": "f", "arguments": {...}}`, the keys in any order; what stands beside them is passed over.
+`{"name": "f", "arguments": {...}}`, the keys in any order; what stands beside them is passed over. Arguments are an
+object: where a call that was told by its name has none, they are `{}`.
 """
 
 from __future__ import annotations
 
 import json
-from typing import Literal
+from typing import Literal, NoReturn
 
 from gateway.message_parts import taken
 from gateway.tool_parsers.json_text import encodable
@@ -114,7 +115,8 @@ class CallScanner:
                 self._take(char)
             except NotACall:
                 self.failed = True
-                return index, told
+                self._end_arguments()
+                return index, told + self._tell()
             told += self._tell()
             if self.done or named != (self.name is not None):
                 return index + 1, told
@@ -143,8 +145,7 @@ class CallScanner:
         elif self._state == "comma" and char == ",":
             self._state = "key"
         elif char == "}" and self._state in ("key", "comma") and self.name is not None:
-            if not self._has_arguments:
-                self._arguments.append("{}")
+            self._end_arguments()
             self.done = True
         else:
             raise NotACall
@@ -153,7 +154,8 @@ class CallScanner:
         if self._value is None:
             if char in _SPACE:
                 return
-            self._value, self._streams = ValueScanner(), char == "{" and self._key in ARGUMENT_KEYS
+            self._value, self._streams = ValueScanner(), char == "{" and self._is_arguments()
+            self._has_arguments |= self._streams
         is_part = self._value.push(char)
         if is_part:
             (self._arguments if self._streams else self._text).append(char)
@@ -170,12 +172,17 @@ class CallScanner:
         self._state = "comma"
         if self._key in NAME_KEYS and self.name is None:
             self.name = _string(text)
-        elif self._key in ARGUMENT_KEYS:
+        elif self._is_arguments():
+            self._arguments.append(_object_in(text))
             self._has_arguments = True
-            if text.startswith('"'):  # arguments as JSON within a string
-                self._arguments.append(_string(text) or "{}")
-            elif text:
-                self._arguments.append("{}" if text == "null" else text)
+
+    def _is_arguments(self) -> bool:
+        """Whether the value is the arguments: the first that has one of their keys."""
+        return self._key in ARGUMENT_KEYS and not self._has_arguments
+
+    def _end_arguments(self) -> None:
+        if not self._has_arguments:
+            self._arguments.append("{}")
 
 
 def _string(text: str) -> str:
@@ -186,6 +193,20 @@ def _string(text: str) -> str:
     if not isinstance(value, str):
         raise NotACall
     return encodable(value)
+
+
+def _object_in(text: str) -> str:
+    """The object that models write as a JSON string; `{}` where the value is anything else."""
+    try:
+        inner = _string(text)
+        return inner if isinstance(json.loads(inner, parse_constant=_no_value), dict) else "{}"
+    except (NotACall, ValueError, RecursionError):
+        return "{}"
+
+
+def _no_value(_: str) -> NoReturn:
+    """For NaN and its like, which Python's reader takes."""
+    raise NotACall
 
 
 class ArgumentScanner:

@@ -149,7 +149,8 @@ class TaggedCalls:
             text = stripped
             if any(mark.startswith(text) and mark != text for mark in waited_for):
                 return text, True
-            mark = next((mark for mark in marks if text.startswith(mark)), None)
+            strays = () if self._expecting else ("}",)  # small models write one too many after a call
+            mark = next((mark for mark in (*marks, *strays) if text.startswith(mark)), None)
             if mark is None:
                 return text, False
             if mark == self._form.begin:

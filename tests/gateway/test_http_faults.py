@@ -576,6 +576,8 @@ def test_a_tunnel_is_refused(gateway: RunningGateway) -> None:
         head("content-length: 5", "transfer-encoding: chunked") + b"0\r\n\r\n",
         head("transfer-encoding: chunked", "content-length: 5") + b"0\r\n\r\n",
         head("content-length: 5", "content-length: 6") + b"12345",
+        head("transfer-encoding: gzip"),
+        head("transfer-encoding: chunked, gzip") + b"0\r\n\r\n",
         head("content-length: -5"),
         head("content-length: five"),
         b"GET /health HTTP/1.1\nhost: x\n\n",
@@ -588,6 +590,14 @@ def test_ambiguous_framing(gateway: RunningGateway, request_bytes: bytes) -> Non
     with raw(gateway) as connection:
         connection.sendall(request_bytes)
         assert read_status(connection) == 400
+        assert connection.recv(1) == b""
+
+
+@pytest.mark.parametrize("lines", [["gzip, chunked"], ["gzip", "chunked"], ["x,\tchunked"]])
+def test_a_body_in_another_coding_than_chunks(gateway: RunningGateway, lines: list[str]) -> None:
+    with raw(gateway) as connection:
+        connection.sendall(head(*(f"transfer-encoding: {line}" for line in lines)) + b"0\r\n\r\n")
+        assert read_status(connection) == 501
         assert connection.recv(1) == b""
 
 

@@ -158,6 +158,45 @@ def test_what_is_no_request_keeps_no_connection(
             assert connection.recv(1) == b""
 
 
+@pytest.mark.parametrize(
+    ("request_head", "status"),
+    [
+        (head("expect: 100-continue", f"content-length: {len(VERSION)}", path="/nowhere"), 404),
+        (head("expect: 100-continue", f"content-length: {len(VERSION)}", path="/health"), 405),
+        (head("expect: 100-continue", f"content-length: {len(VERSION)}", "content-type: text/plain"), 415),
+    ],
+)
+def test_a_body_that_was_not_asked_for_is_not_waited_for(
+    gateway: RunningGateway, request_head: bytes, status: int
+) -> None:
+    """What comes after the answer may be that body, or the next request: nobody knows, so the connection ends."""
+    with raw(gateway) as connection:
+        connection.sendall(request_head)
+        assert read_status(connection) == status
+        assert connection.recv(1) == b""
+
+
+def test_a_body_that_is_asked_for_keeps_the_connection(gateway: RunningGateway) -> None:
+    with raw(gateway) as connection:
+        connection.sendall(
+            head("expect: 100-continue", f"content-length: {len(BODY)}", "content-type: application/json")
+        )
+        assert connection.recv(2**16) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        connection.sendall(BODY)
+        assert read_status(connection) == 200
+        connection.sendall(HEALTH[:-2] + b"expect: 100-continue\r\n\r\n")  # which has none to send
+        answer = connection.recv(2**16)
+        assert b" 200 OK\r\n" in answer
+        assert b"connection: close" not in answer
+
+
+def test_http_1_0_is_not_asked_for_its_body(gateway: RunningGateway) -> None:
+    lines = head("expect: 100-continue", f"content-length: {len(BODY)}", "content-type: application/json")
+    with raw(gateway) as connection:
+        connection.sendall(lines.replace(b"HTTP/1.1", b"HTTP/1.0") + BODY)
+        assert read_status(connection) == 200
+
+
 def test_malformed_requests_are_told_of_once(gateway: RunningGateway, caplog: pytest.LogCaptureFixture) -> None:
     with raw(gateway) as connection:
         connection.sendall(b"nonsense\r\n\r\n")

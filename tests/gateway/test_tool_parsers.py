@@ -445,6 +445,75 @@ def test_arguments_in_an_empty_string_are_none() -> None:
     assert parse(HERMES, '<tool_call>{"name": "now", "arguments": ""}</tool_call>', []) == ("", [("now", "{}")])
 
 
+# What models write as arguments, and what is told.
+AS_ARGUMENTS = {
+    "ls": "{}", "5": "{}", "true": "{}", "null": "{}", "[1, 2]": "{}", '"rm.ru"': "{}", '"[1]"': "{}", '"5"': "{}",
+    '""': "{}", '"{"': "{}", '"{\\"a\\": NaN}"': "{}", '"a\nb"': "{}", '"\\u"': "{}", "[1}": "{}", "": "{}",
+    f'"{"[" * 10**5}"': "{}", '"{\\"a\\": 1}"': '{"a": 1}', '{"a": 1}': '{"a": 1}',
+    '{"a": 1}, "parameters": {"b": 2}': '{"a": 1}', '"x", "parameters": {"b": 2}': "{}",
+    '{"a": 1}, "arguments": 5': '{"a": 1}', '{a: 1}': '{a: 1}',
+}  # fmt: skip
+WITH_NAMES = {
+    "hermes": "<tool_call>\n%s\n</tool_call>", "llama3_json": "%s", "mistral": "[TOOL_CALLS] [%s]", "forced": "[%s]",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(WITH_NAMES))
+@pytest.mark.parametrize("written", list(AS_ARGUMENTS))
+@pytest.mark.parametrize("cuts", [[], EVERYWHERE])
+def test_what_stands_in_place_of_arguments(name: str, written: str, cuts: list[int]) -> None:
+    text = WITH_NAMES[name] % f'{{"name": "now", "arguments": {written}}}'
+    content, calls = parse(form_of(name), text, cuts)
+    assert calls == [("now", AS_ARGUMENTS[written])]
+    assert not content or written in ("", "[1}")  # no values: text goes on where they break off
+
+
+@pytest.mark.parametrize("text", ['{"name": "now" "arguments": {}}', '{"name": "now", 5}', '{"name": "now"]'])
+@pytest.mark.parametrize("cuts", [[], EVERYWHERE])
+def test_a_call_that_goes_wrong_before_its_arguments_has_none(text: str, cuts: list[int]) -> None:
+    _, calls = parse(HERMES, f"<tool_call>{text}</tool_call>", cuts)
+    assert calls == [("now", "{}")]
+
+
+@pytest.mark.parametrize("name", list(WITH_NAMES))
+@pytest.mark.parametrize("strays", ["}", "}}", " }\n"])
+@pytest.mark.parametrize("cuts", [[], EVERYWHERE])
+def test_braces_too_many_after_a_call(name: str, strays: str, cuts: list[int]) -> None:
+    text = WITH_NAMES[name] % ('{"name": "now", "arguments": {}}' + strays)
+    assert parse(form_of(name), text, cuts) == ("", [("now", "{}")])
+
+
+def test_a_brace_before_a_call_is_text() -> None:
+    text = '<tool_call>{"name": "now"}</tool_call><tool_call>} '
+    for cuts in ([], EVERYWHERE):
+        assert parse(HERMES, text, cuts) == ("<tool_call>} ", [("now", "{}")])
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+KEYS = st.sampled_from(["name", "arguments", "parameters", "x"])
+
+
+@pytest.mark.parametrize("name", list(WITH_NAMES))
+@settings(max_examples=100)
+@given(
+    pairs=st.lists(st.tuples(KEYS, VALUES | VALUES.map(json.dumps))),
+    at=st.integers(0, 4), strays=st.text("} ", max_size=3), cuts=st.lists(st.integers(0, 200), max_size=8),
+)  # fmt: skip
+def test_arguments_are_an_object_whatever_is_written(
+    name: str, pairs: list[tuple[str, Any]], at: int, strays: str, cuts: list[int]
+) -> None:
+    pairs.insert(at, ("name", "now"))
+    call = ", ".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in pairs)
+    text = WITH_NAMES[name] % f"{{{call}}}{strays}"
+    found = parse(form_of(name), text, [])
+    assert found == parse(form_of(name), text, cuts) == parse(form_of(name), text, EVERYWHERE)
+    assert all(isinstance(json.loads(arguments), dict) for _, arguments in found[1])
+
+
 def test_a_name_of_many_lists() -> None:
     text = '<tool_call>{"name": ' + "[" * 10**5 + "]" * 10**5 + "}"
     assert parse(HERMES, text, []) == (text, [])
