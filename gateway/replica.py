@@ -26,6 +26,7 @@ class Replica:
     calls: ReplicaCalls
     info: ServerInfo | None = None
     serving: bool = False
+    told_of: str = ""  # boot id of the process of which it was told in what it differs
     doubtful: bool = False
     reasons: set[str] = field(default_factory=set)  # why it does not serve, as told since it last did
     missed: int = 0  # for probes in a row that got no answer
@@ -68,14 +69,12 @@ class Replica:
         room = limits.max_running_requests + limits.max_queued_requests
         return room > 0 and self.outstanding + more >= room
 
-    def learn(self, info: ServerInfo) -> bool:
-        """Takes in the replica's answer; whether another process than before gave it, or the first."""
-        is_new = self.info is None or self.info.boot_id != info.boot_id
-        if is_new and self.info is not None:
+    def learn(self, info: ServerInfo) -> None:
+        """Takes in the replica's answer."""
+        if self.info is not None and self.info.boot_id != info.boot_id:  # another process than before
             self.calls.ask_again()
         self.info = info
         self.others = max(0, info.state.running_requests + info.state.queued_requests - self.outstanding)
-        return is_new
 
     def check_same(self, start: verify_pb2.GenerateStart) -> None:
         """Broken where another model's process took the call than the one that was asked what it is."""

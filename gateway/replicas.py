@@ -254,7 +254,7 @@ class ReplicaSet:
         if info is None:  # how grpc gives bytes that it cannot parse
             self._set_serving(replica, False, "its answer is no message")
             return False
-        is_new = replica.learn(info)
+        replica.learn(info)
         replica.missed = 0
         if replica.doubtful:
             replica.doubtful = False
@@ -263,13 +263,11 @@ class ReplicaSet:
         if reason is None:
             if self.info is None:
                 self.info = info
-            self._tell_differences(replica, info.model, self.info.model, is_new=is_new)
+            self._tell_differences(replica, info, self.info.model)
         self._set_serving(replica, reason is None, reason or "")
         return reason is None
 
-    def _tell_differences(
-        self, replica: Replica, model: common_pb2.ModelInfo, first: common_pb2.ModelInfo, *, is_new: bool
-    ) -> None:
+    def _tell_differences(self, replica: Replica, info: ServerInfo, first: common_pb2.ModelInfo) -> None:
         """Warns of one that may serve, and does otherwise than those that do or than the first."""
         longest = 0 if self.served is None else self.served.context_length
         if not replica.serving and replica.context_length < longest:
@@ -277,7 +275,10 @@ class ReplicaSet:
                 "a verify service has a shorter context: it gets only requests that fit it", address=replica.address,
                 context_length=replica.context_length, of_the_gateway=longest,
             )  # fmt: skip
-        if is_new and (differs := differences(first, model)):
+        if replica.told_of == info.boot_id:
+            return
+        replica.told_of = info.boot_id
+        if differs := differences(first, info.model):
             log.warning(
                 "a verify service serves another model than the first one, whose name and text files are used",
                 address=replica.address, differs=differs,

@@ -8,7 +8,7 @@ import resource
 from outrider.errors import StartupError
 
 _WANTED = 65_536  # more than all limits of connections together; some programs go through all numbers there are
-_LEAST = 64  # for what is loaded, logs, metrics, and a few connections; with some twenty, gRPC aborts the process
+_LEAST = 128  # for what is loaded, logs, metrics, and some connections; with some twenty, gRPC aborts the process
 
 
 def raise_limit() -> None:

@@ -156,9 +156,11 @@ def _cpu_fraction(weights: int, memory: Memory) -> float:
 def logits_bytes(args: VerifyArgs, vocab_size: int, itemsize: int) -> int:
     """What logits of the largest verification take on a GPU, as they come and in fp32, and drawing from them.
 
-    A prompt's rows, of which only prompt_logprobs want logits, are not in it: SGLang's rule has room for them.
+    Where nothing is to be drafted, a session has one row. A prompt's rows, of which only prompt_logprobs want logits,
+    are not in it: SGLang's rule has room for them.
     """
-    rows = args.max_running_requests * (args.max_verify_nodes + 1)
+    drafts = (args.speculative_algorithm or "").upper() != "NONE"
+    rows = args.max_running_requests * (drafts * args.max_verify_nodes + 1)
     number = 4 if itemsize == 4 else itemsize + 4
     return vocab_size * (rows * number + min(rows, _DRAWN_ROWS) * _DRAWN_BYTES)
 

@@ -77,7 +77,7 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (20, 20))
 sys.exit(cli.main({[command, *words]!r}))
 """
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    told = f"outrider {command}: the limit of open files (ulimit -n) is 20; at least 64 are needed\n"
+    told = f"outrider {command}: the limit of open files (ulimit -n) is 20; at least 128 are needed\n"
     assert (ended.returncode, ended.stderr) == (2, told)
 
 

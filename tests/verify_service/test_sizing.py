@@ -123,6 +123,10 @@ def test_logits_of_many_trees_have_room_on_a_gpu() -> None:
     assert logits_bytes(args, vocab, 2) == vocab * (rows * 6 + 128 * 8)
     assert logits_bytes(args, vocab, 4) == vocab * (rows * 4 + 128 * 8)
     assert logits_bytes(VerifyArgs(max_running_requests=1, max_verify_nodes=1), 1000, 2) == 1000 * 2 * (6 + 8)
+    plain = replace(args, speculative_algorithm="NONE")
+    assert logits_bytes(plain, vocab, 2) == vocab * args.max_running_requests * 6 + vocab * 8 * min(
+        args.max_running_requests, 128
+    )
     taken = logits_bytes(args, vocab, 2)
     assert gpu_fraction(args, 2048, 24 * GIB, taken) == round(1 - (4032 + taken / 2**20) / (24 * 1024), 3)
     # Of a large GPU what stays free holds them already.
