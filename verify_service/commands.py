@@ -7,8 +7,11 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
+
+from llguidance import LLMatcher
 
 from outrider.errors import InvalidArgument, OutriderError
 from outrider.thread_future import ThreadFuture
@@ -74,6 +77,14 @@ class Released:
 
 
 @dataclass(frozen=True, slots=True)
+class Renewed:
+    """The grammar of a parked session can go on, or cannot."""
+
+    session: Session
+    matcher: Future[LLMatcher]
+
+
+@dataclass(frozen=True, slots=True)
 class Ask:
     """Work that is to be done between two steps; `answer` gets what it returns or raises."""
 
@@ -95,7 +106,7 @@ class Stop:
     error: OutriderError
 
 
-Command = Submit | Cancel | DrafterJoined | DrafterLeft | ProposalsArrived | Released | Ask | Stop
+Command = Submit | Cancel | DrafterJoined | DrafterLeft | ProposalsArrived | Released | Renewed | Ask | Stop
 
 
 class Inbox:

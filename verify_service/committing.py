@@ -7,22 +7,27 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from kernels.acceptance import Accepted
 from outrider.errors import Internal, OutriderError
 from outrider.speculation_count import SpeculationCount
+from outrider.telemetry import get_logger
 from outrider.tree import ROOT
 from outrider.v1 import common_pb2, verify_pb2
 from verify_service.assignment import Assignment
+from verify_service.commands import Renewed
 from verify_service.drafter import Drafter
 from verify_service.drafters import Drafters
 from verify_service.features import FeatureSender
+from verify_service.grammar import GrammarState
 from verify_service.proposals import Match
 from verify_service.scheduler import Scheduler
 from verify_service.session import Session
 from verify_service.work import Work
+
+log = get_logger(__name__)
 
 
 @dataclass(slots=True)
@@ -72,13 +77,15 @@ class Committer:
     def __init__(
         self, scheduler: Scheduler, drafters: Drafters, features: FeatureSender, stats: SpeculationCount,
         responses: list[tuple[Session, Unsent]],
-        *, by_algorithm: defaultdict[int, SpeculationCount],
+        *, by_algorithm: defaultdict[int, SpeculationCount], renewed: Callable[[Renewed], object],
     ) -> None:  # fmt: skip
+        """renewed: is told, on any thread, of what `renewed` is to be told of on the engine's."""
         self._scheduler = scheduler
         self._drafters = drafters
         self._features = features
         self._stats = stats
         self._by_algorithm = by_algorithm
+        self._renewed = renewed
         self._responses = responses
         self._judged: list[Assignment] = []  # whose verdicts have no rows yet
 
@@ -98,7 +105,9 @@ class Committer:
                     self._features.send(assignment, min(work.session.kv_len, assignment.told_len - 1))
             elif outcome is None:
                 self._scheduler.pages.keep(work.session, work.slots, [])
-                if work.match is not None:
+                if work.session.grammar is not None and work.session.grammar.is_spent:
+                    self._park(work.session, work.session.grammar)
+                elif work.match is not None:
                     self._go_on_without_drafts(work.session)
                 else:
                     self.fail(work.session, _no_token(work.session))
@@ -145,6 +154,36 @@ class Committer:
         session.speculation = replace(session.speculation, enabled=False)
         self._drafters.close(session, verify_pb2.CLOSE_REASON_REASSIGNED)
 
+    def _park(self, session: Session, grammar: GrammarState) -> None:
+        """Has a session wait until its grammar, whose lexer another may have spent, was compiled once more for it."""
+        matcher = grammar.renew()
+        if matcher is None:  # too many wait for that
+            self.fail(session, _no_token(session))
+            return
+        self._go_on_without_drafts(session)
+        self._scheduler.park(session)
+        matcher.add_done_callback(lambda done: self._renewed(Renewed(session, done)))
+
+    def renewed(self, told: Renewed) -> None:
+        """Lets a parked session go on, if it is still there."""
+        session, grammar = told.session, told.session.grammar
+        if grammar is None or session not in self._scheduler.parked:
+            return
+        try:
+            grammar.take(told.matcher.result())
+        except Exception as error:
+            log.error("a grammar cannot be compiled once more", session=session.session_id, exc_info=error)
+            self.fail(session, Internal("the request's grammar cannot go on; the server's log says why"))
+        else:
+            self._scheduler.unpark(session)
+
+    def _cannot_go_on(self, session: Session, error: OutriderError) -> None:
+        """After an error of its grammar: its lexer's may be another session's."""
+        if session.grammar is not None and session.grammar.is_spent:
+            self._park(session, session.grammar)
+        else:
+            self.fail(session, error)
+
     def _commit_one(self, work: Work, outcome: Accepted, step_us: int, batch_tokens: int) -> int:
         session, match, grammar = work.session, work.match, work.session.grammar
         drafted = len(match.tree) if match is not None else 0
@@ -155,7 +194,7 @@ class Committer:
         error = grammar.dead_end() if grammar is not None else None
         if error is not None and not taken:
             self._scheduler.pages.keep(session, work.slots, [])
-            self.fail(session, error)
+            self._cannot_go_on(session, error)
             return 0
         accepted = outcome.nodes[: len(taken)]
         chunk_rows = work.num_rows - drafted
@@ -173,11 +212,9 @@ class Committer:
             work=None if first_output else work,
         )  # fmt: skip
         self._responses.append((session, said))
-        if error is not None:
-            self.fail(session, error)
+        if error is not None and session.finish is None:
+            self._cannot_go_on(session, error)
             return len(taken)
-        if grammar is not None and not grammar.looks_ahead and session.speculation.enabled and session.finish is None:
-            self._go_on_without_drafts(session)
         assignment = self._drafters.of(session)
         if assignment is not None and assignment is work.assignment:  # not closed to it since the step was planned
             self._judge(work, assignment, base_len, accepted, taken, step_us, batch_tokens)

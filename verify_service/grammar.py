@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
+from concurrent.futures import Future
 
 import numpy as np
 from llguidance import LLMatcher
@@ -16,6 +17,9 @@ from outrider.tree import ROOT, TokenTree
 _OF_THE_LEXER = "lexer error"  # how llguidance begins to tell of such
 _NOTHING = np.zeros(0, np.uint8)
 
+Anew = Callable[[Sequence[int]], Future[LLMatcher] | None]
+"""Has a matcher with a lexer of its own made and led through an output, as plain decoding would; None: not now."""
+
 
 class GrammarState:
     """Where one session stands in its grammar; follows committed tokens and looks ahead along tree paths.
@@ -24,16 +28,20 @@ class GrammarState:
     a copy. It follows what is committed too, since making one takes the longer, the longer the output is.
 
     All copies of a matcher share its lexer, those of other sessions too, and where one runs into a limit of the lexer,
-    all are in error. Then a matcher that `anew` makes, led through the output as plain decoding would, says whether it
-    can go on; nothing looks ahead from there on, so this is done once at most.
+    all are in error: spent. Then a matcher that `anew` has made says whether the output can go on; nothing looks ahead
+    from there on, so this is done once at most.
     """
 
-    def __init__(self, matcher: LLMatcher, kind: str, vocab_size: int, anew: Callable[[], LLMatcher]) -> None:
+    def __init__(
+        self, matcher: LLMatcher, kind: str, vocab_size: int, *, end_ids: AbstractSet[int], anew: Anew
+    ) -> None:  # fmt: skip
         self._matcher = matcher
         self._kind = kind
         self._vocab_size = vocab_size
-        self._anew: Callable[[], LLMatcher] | None = anew
+        self._end_ids = end_ids
+        self._anew: Anew | None = anew
         self._output: list[int] = []
+        self._masks: dict[tuple[int, ...], NDArray[np.uint8]] = {}  # of this step, which stay though it be spent in it
         self._ahead: LLMatcher | None = None
         self._path: list[int] = []  # tokens that it consumed beyond the committed ones
 
@@ -46,6 +54,22 @@ class GrammarState:
     def looks_ahead(self) -> bool:
         """Whether drafts may be looked at."""
         return self._anew is not None
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether its lexer's error may be another's: `renew` is to be called before anything else is asked."""
+        return self._anew is not None and self._matcher.get_error().startswith(_OF_THE_LEXER)
+
+    def renew(self) -> Future[LLMatcher] | None:
+        """What `take` is to be given before the session goes on. None: there is no room for one more that waits."""
+        assert self._anew is not None
+        anew, self._anew = self._anew, None
+        return anew(self._output)
+
+    def take(self, matcher: LLMatcher) -> None:
+        """Goes on with what `renew` promised."""
+        self._matcher, self._ahead, self._path = matcher, None, []
+        self._masks.clear()
 
     def dead_end(self) -> InvalidArgument | None:
         """What to tell the client when what is committed cannot go on, nor end, as the grammar says."""
@@ -65,7 +89,8 @@ class GrammarState:
         if self._ahead is not None and self._path[:1] != [token]:
             self._lead([token])
         self._path = self._path[1:]
-        if not self._matcher.consume_token(token) and not (self._renew() and self._matcher.consume_token(token)):
+        self._masks.clear()
+        if not self._matcher.consume_token(token):
             return False
         self._output.append(token)
         return True
@@ -99,23 +124,22 @@ class GrammarState:
 
     def _mask(self, path: list[int]) -> NDArray[np.uint8]:
         """Bits of the tokens that may follow `path`; empty where that is an error, of which plain decoding tells."""
-        if path:
-            return self._mask_ahead(path) if self.looks_ahead else _NOTHING
-        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        if not self._matcher.is_error():
-            return bits
-        return np.frombuffer(self._matcher.compute_bitmask(), np.uint8) if self._renew() else _NOTHING
+        known = self._masks.get(tuple(path))
+        if known is None:
+            known = self._masks[tuple(path)] = self._mask_ahead(path) if path else _bits(self._matcher)
+        return known
 
     def _mask_ahead(self, path: list[int]) -> NDArray[np.uint8]:
         """The same beyond what is committed."""
+        if not self.looks_ahead:
+            return _NOTHING
         ahead = self._lead(path)
-        bits = np.frombuffer(ahead.compute_bitmask(), np.uint8)
-        if np.count_nonzero(bits) == 1 and not ahead.is_stopped():
+        bits = _bits(ahead)
+        forced = _only(bits)
+        if forced is not None and forced not in self._end_ids and not ahead.is_stopped():
             # One token is forced, so it looked at all that is forced behind; what was wrong there is said only now.
-            place = int(bits.argmax())
-            token = 8 * place + int(bits[place]).bit_length() - 1
-            ahead.consume_token(token)
-            self._path.append(token)
+            ahead.consume_token(forced)
+            self._path.append(forced)
         return _NOTHING if ahead.is_error() else bits
 
     def _lead(self, path: list[int]) -> LLMatcher:
@@ -135,16 +159,29 @@ class GrammarState:
             self._path.append(token)
         return self._ahead
 
-    def _renew(self) -> bool:
-        """After an error of the lexer that it shares, goes on with one of its own; whether there is none then."""
-        if self._anew is None or not self._matcher.get_error().startswith(_OF_THE_LEXER):
-            return False
-        self._matcher, self._anew, self._ahead, self._path = self._anew(), None, None, []
-        self._matcher.compute_bitmask()  # the lexer's limits are for what it does from one of these to the next
-        for token in self._output:
-            self._matcher.consume_token(token)
-            self._matcher.compute_bitmask()
-        return not self._matcher.is_error()
+
+def led(matcher: LLMatcher, output: Sequence[int]) -> LLMatcher:
+    """The matcher behind an output, as plain decoding leads it."""
+    matcher.compute_bitmask()  # the lexer's limits are for what it does from one of these to the next
+    for token in output:
+        matcher.consume_token(token)
+        matcher.compute_bitmask()
+    return matcher
+
+
+def _bits(matcher: LLMatcher) -> NDArray[np.uint8]:
+    """A bit for each token that may follow; empty where that is an error."""
+    bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+    return _NOTHING if matcher.is_error() else bits
+
+
+def _only(bits: NDArray[np.uint8]) -> int | None:
+    """The token whose bit alone is set."""
+    if np.count_nonzero(bits) != 1:
+        return None
+    place = int(bits.argmax())
+    byte = int(bits[place])
+    return None if byte & (byte - 1) else 8 * place + byte.bit_length() - 1
 
 
 def pruned(tree: TokenTree, grammar: GrammarState) -> tuple[TokenTree, NDArray[np.int32]]:

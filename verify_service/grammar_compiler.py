@@ -11,7 +11,7 @@ import json
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,11 +28,12 @@ from outrider.text_files import embedded
 from outrider.v1 import common_pb2
 from outrider.wire import JSON_STYLE, MAX_GRAMMAR_BYTES
 from verify_service import grammar_trial
-from verify_service.grammar import GrammarState, refused
+from verify_service.grammar import GrammarState, led, refused
 from verify_service.grammar_tokenizer import plain_tokenizer
 
 MAX_CACHED = 64
 MAX_TRIALS = 4  # under way, and queued: each may take a second
+MAX_ANEW = 16  # sessions whose grammar is compiled once more, for a lexer of their own
 _COMPILED_AT_ONCE = 2  # steps need the cores too
 _ENDLESS = (
     "it takes too long to work out: too many patterns might have to hold at one place, or a number is too far below 0"
@@ -88,6 +89,7 @@ class GrammarCompiler:
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(_COMPILED_AT_ONCE, "grammar", on_thread)
         self._trial_thread = ThreadPoolExecutor(1, "grammar-trial", on_thread)  # apart: others do not wait for trials
+        self._num_anew = 0  # under way, and queued
         self.totals = GrammarTotals()
 
     async def settle(self, grammar: common_pb2.Grammar) -> Compiled:
@@ -113,7 +115,8 @@ class GrammarCompiler:
             raise refused(kind, compiled)
         with self._lock:
             copy = compiled.deep_copy()
-        return GrammarState(copy, kind, self._vocab_size, partial(self._anew, (kind, source), compiled))
+        anew = partial(self._anew, (kind, source), compiled)
+        return GrammarState(copy, kind, self._vocab_size, end_ids=set(self._eos_token_ids), anew=anew)
 
     def close(self) -> None:
         """Compiles nothing more; waits for nothing."""
@@ -186,13 +189,27 @@ class GrammarCompiler:
             return True
         return grammar_trial.ends(grammar, self._tokenizer_path, self._vocab_size)
 
-    def _anew(self, source: Source, spent: LLMatcher) -> LLMatcher:
-        """A matcher of a lexer of its own; who asks for the grammar from now on gets no copy of `spent` any more."""
+    def _anew(self, source: Source, spent: LLMatcher, output: Sequence[int]) -> Future[LLMatcher] | None:
+        """GrammarState's `anew`; who asks for the grammar from now on gets no copy of `spent` any more."""
         with self._lock:
             kept = self._kept.get(source)
             if kept is not None and kept.matcher is spent:
                 del self._kept[source]
-        return LLMatcher(self._load_tokenizer(), _lark_of(*source), log_level=0)
+            if self._num_anew >= MAX_ANEW:
+                return None
+            self._num_anew += 1
+        on_trial = grammar_trial.is_needed(unescaped(source[1]))  # it was tried, and may take long all the same
+        try:
+            return (self._trial_thread if on_trial else self._threads).submit(self._led_anew, source, output)
+        except RuntimeError:  # closed
+            return None
+
+    def _led_anew(self, source: Source, output: Sequence[int]) -> LLMatcher:
+        try:
+            return led(LLMatcher(self._load_tokenizer(), _lark_of(*source), log_level=0), output)
+        finally:
+            with self._lock:
+                self._num_anew -= 1
 
     def _matcher_of(self, kind: str, source: str) -> Compiled:
         if remainders_of(source) > MOST_REMAINDERS:  # llguidance would take minutes, and its limits do not hold there

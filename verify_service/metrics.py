@@ -92,7 +92,7 @@ def make_registry(engine: StepLoop, calls: CallTotals, model: str) -> CollectorR
 def _read_requests(reading: Reading, engine: StepLoop, calls: CallTotals) -> None:
     scheduler = engine.scheduler
     reading.add("outrider_requests_running", len(scheduler.running))
-    reading.add("outrider_requests_waiting", len(scheduler.waiting))
+    reading.add("outrider_requests_waiting", len(scheduler.waiting) + len(scheduler.parked))
     reading.add("outrider_commands_waiting", engine.inbox.num_waiting)
     for reason, number in list(calls.finished.items()):
         reading.add("outrider_sessions_total", number, reason)

@@ -44,6 +44,7 @@ class Scheduler:
         self.chunk = chunk
         self.running: list[Session] = []  # oldest admission first
         self.waiting: list[Session] = []  # next to be admitted first
+        self.parked: list[Session] = []  # preempted, for something that is not pages
         self.num_preemptions = 0
         self._max_queued = max_queued
         self._longest_prefix_first = longest_prefix_first and pages.cache is not None
@@ -119,27 +120,37 @@ class Scheduler:
 
     def preempt(self, session: Session) -> None:
         """Sends a running session back to the head of the queue without its pages."""
-        self._stop(session)
-        self._requeued += 1
-        session.phase = Phase.WAITING
-        session.drop_prompt_logprobs()
+        self._set_aside(session)
         self.waiting.insert(0, session)
         self.num_preemptions += 1
+
+    def park(self, session: Session) -> None:
+        """Takes a running session's pages back, until `unpark`."""
+        self._set_aside(session)
+        self.parked.append(session)
+
+    def unpark(self, session: Session) -> None:
+        """Sends a parked session back to the head of the queue."""
+        self.parked.remove(session)
+        self._requeued += 1
+        self.waiting.insert(0, session)
 
     def remove(self, session: Session, *, reusable: bool = True) -> None:
         """Takes a session out, wherever it is, and its pages back; `reusable`: what it computed may be cached."""
         self._requeued += 1
         if session.phase is Phase.WAITING:
-            if session in self.waiting:
-                self.waiting.remove(session)
+            for place in (self.waiting, self.parked):
+                if session in place:
+                    place.remove(session)
         elif session.phase is not Phase.FINISHED:
             self._stop(session, reusable=reusable)
         session.phase = Phase.FINISHED
 
     def sessions(self) -> Iterable[Session]:
-        """All sessions, running and waiting."""
+        """All sessions, running, waiting and parked."""
         yield from self.running
         yield from self.waiting
+        yield from self.parked
 
     def _room(self, promised: int) -> int:
         """Tokens that a newcomer may have uncomputed, once `promised` ones of those that run have their pages.
@@ -208,6 +219,12 @@ class Scheduler:
         self._admissions += 1
         session.admitted = self._admissions
         self.running.append(session)
+
+    def _set_aside(self, session: Session) -> None:
+        self._stop(session)
+        self._requeued += 1
+        session.phase = Phase.WAITING
+        session.drop_prompt_logprobs()
 
     def _stop(self, session: Session, *, reusable: bool = True) -> None:
         if reusable:

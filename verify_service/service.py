@@ -160,7 +160,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
             ),
             state=verify_pb2.EngineState(
                 running_requests=len(scheduler.running),
-                queued_requests=len(scheduler.waiting),
+                queued_requests=len(scheduler.waiting) + len(scheduler.parked),
                 total_pages=pages.pool.num_pages,
                 free_pages=max(0, pages.num_available),  # counted while the engine moves pages
                 page_size=pages.page_size,

@@ -29,6 +29,7 @@ from verify_service.commands import (
     Inbox,
     ProposalsArrived,
     Released,
+    Renewed,
     Stop,
     Submit,
 )
@@ -113,8 +114,9 @@ class StepLoop:
         )  # fmt: skip
         self.halves = self._gatherer.halves
         self._committer = Committer(
-            scheduler, drafters, self.features, self.stats, self._responses, by_algorithm=self.counters.by_algorithm
-        )
+            scheduler, drafters, self.features, self.stats, self._responses, by_algorithm=self.counters.by_algorithm,
+            renewed=inbox.put,
+        )  # fmt: skip
         self._decode_log = DecodeLog(decode_log_interval, self.counters, self.stats, log.info)
         self._stopped_by: Stop | None = None
         self.turns = Turns(self._steps(), inbox, lending)
@@ -264,6 +266,8 @@ class StepLoop:
                     self.drafters.enlist(drafter)
                 case DrafterLeft(drafter):
                     self.drafters.leave(drafter)
+                case Renewed():
+                    self._committer.renewed(command)
                 case Ask():
                     self._answer(command)
                 case Stop():

@@ -48,8 +48,19 @@ def allowed_after(state: GrammarState, path: list[int], vocab_size: int) -> set[
 def to_the_end(state: GrammarState, vocab_size: int) -> list[int]:
     """Commits the first token that may follow until none can, as plain decoding does; returns them."""
     output: list[int] = []
-    while not state.is_complete and (allowed := allowed_after(state, [], vocab_size)):
-        if not state.commit(min(allowed)):
-            break
-        output.append(min(allowed))
-    return output
+    while True:
+        allowed = set() if state.is_complete else allowed_after(state, [], vocab_size)
+        if allowed and state.commit(min(allowed)):
+            output.append(min(allowed))
+        elif not renewed(state):
+            return output
+
+
+def renewed(state: GrammarState) -> bool:
+    """Whether its lexer was spent; it has one of its own then."""
+    if not state.is_spent:
+        return False
+    matcher = state.renew()
+    assert matcher is not None
+    state.take(matcher.result())
+    return True

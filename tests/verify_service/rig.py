@@ -54,11 +54,14 @@ MAX_NODES, MAX_PROPOSAL_NODES, MAX_ASSUMED, MAX_KEPT, MAX_CHOICES = 8, 32, 8, 4,
 
 
 class ActingInbox(Inbox):
-    """Lets others act whenever the engine takes; never blocks, so an engine with nothing to do is an error."""
+    """Lets others act whenever the engine takes.
 
-    def __init__(self, act: Callable[[], object]) -> None:
+    Blocks only while the engine `expects` something of a thread: one with nothing to do is an error.
+    """
+
+    def __init__(self, act: Callable[[], object], expects: Callable[[], object]) -> None:
         super().__init__()
-        self._act = act
+        self._act, self._expects = act, expects
 
     def take(self) -> list[Command]:
         """Lets the others act; returns all commands that are there then."""
@@ -70,6 +73,9 @@ class ActingInbox(Inbox):
         if isinstance(pause, Compute):
             return []
         commands = self.take()
+        while pause.until_ns is None and not commands and self._expects():
+            self.wait(None)
+            commands = self.take()
         if pause.until_ns is None and not commands:
             raise AssertionError("the engine waits, and nothing will come")
         return commands
@@ -192,7 +198,7 @@ class Rig:
     @property
     def is_idle(self) -> bool:
         """Whether nothing runs or waits."""
-        return not (self.loop.scheduler.running or self.loop.scheduler.waiting)
+        return not any(self.loop.scheduler.sessions())
 
     def step(self) -> None:
         """Runs one step of the loop; clients get what it committed."""
@@ -318,7 +324,7 @@ def build_rig(
         chunk=chunk,
         longest_prefix_first=longest_prefix_first,
     )
-    inbox = ActingInbox(lambda: rig.act())
+    inbox = ActingInbox(lambda: rig.act(), lambda: rig.loop.scheduler.parked)
     clock = None if costs is None else StepClock(runner, costs)
     loop = StepLoop(
         runner,

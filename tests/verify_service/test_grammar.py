@@ -137,7 +137,10 @@ def test_what_looks_ahead_is_copied_once(compiler: GrammarCompiler, tokenizer: T
             return copies[-1]
 
     matcher = compiler.compile(common_pb2.Grammar(regex="(abc|12)+x?"))._matcher
-    state = GrammarState(cast("LLMatcher", Counting()), "regex", tokenizer.get_vocab_size(), pytest.fail)
+    vocab_size = tokenizer.get_vocab_size()
+    state = GrammarState(
+        cast("LLMatcher", Counting()), "regex", vocab_size, end_ids={EOS}, anew=lambda _: pytest.fail("it is not spent")
+    )
     a, abc, twelve = (token_id(tokenizer, text) for text in ("a", "abc", "12"))
     for path, token in (([abc, twelve, abc], abc), ([twelve, twelve], abc), ([abc], twelve), ([], abc)):
         state.mask_words(path)

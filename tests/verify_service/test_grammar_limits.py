@@ -13,10 +13,10 @@ from outrider.tree import TokenTree
 from outrider.v1 import common_pb2, verify_pb2
 from tests.fake_drafters import Truth, perfect
 from tests.fakes import ToyModel
-from tests.verify_service.grammars import EOS, allowed_after, to_the_end, token_id
+from tests.verify_service.grammars import EOS, allowed_after, renewed, to_the_end, token_id
 from tests.verify_service.rig import MAX_CHOICES, MAX_NODES, Rig, build_rig, request
 from verify_service.grammar import pruned
-from verify_service.grammar_compiler import GrammarCompiler
+from verify_service.grammar_compiler import MAX_ANEW, GrammarCompiler
 from verify_service.requests import RequestBounds, SessionFactory
 
 _DEEPER = {"type": "object", "properties": {"a": {"$ref": "#/$defs/deeper"}}, "required": ["a"]}
@@ -42,6 +42,10 @@ def test_a_limit_that_one_output_reaches_is_not_reached_by_others(
     error = first.dead_end()
     assert error is not None
     assert "lexer error" in error.message
+    assert not behind.commit(word[4])
+    assert not allowed_after(beside, [], tokenizer.get_vocab_size())
+    assert renewed(beside)
+    assert renewed(behind)
     allowed = allowed_after(beside, [], tokenizer.get_vocab_size())
     assert {token_id(tokenizer, "a"), token_id(tokenizer, "Z")} <= allowed
     assert behind.commit(word[4])
@@ -59,14 +63,17 @@ def test_a_draft_that_reaches_a_limit_changes_nothing(
     output = to_the_end(compiler.compile(grammar), tokenizer.get_vocab_size())
     for ahead in (1, 3, 50):
         state, committed = compiler.compile(grammar), list[int]()
-        while allowed := allowed_after(state, [], tokenizer.get_vocab_size()):
+        while True:
+            allowed = allowed_after(state, [], tokenizer.get_vocab_size())
             draft = [*output[len(committed) :], *[token_id(tokenizer, "a")] * 9][:ahead]
             pruned(TokenTree.chain(np.array(draft, np.int32)), state)
             for depth in range(1, len(draft) + 1):
                 state.mask_words(draft[:depth])
-            if not state.commit(min(allowed)):
+            assert allowed_after(state, [], tokenizer.get_vocab_size()) == allowed  # as long as the step lasts
+            if allowed and state.commit(min(allowed)):
+                committed.append(min(allowed))
+            elif not renewed(state):
                 break
-            committed.append(min(allowed))
         assert committed == output
         assert state.dead_end() is not None
 
@@ -129,3 +136,57 @@ def test_an_answer_whose_grammar_another_exhausts_goes_on_without_drafts(
     assert session.stats.accepted_tokens
     assert verify_pb2.CLOSE_REASON_REASSIGNED in sim.view.closed.values()
     rig.check_whole()
+
+
+def test_many_outputs_of_a_spent_grammar_go_on_or_end_and_the_step_waits_for_none(
+    compiler: GrammarCompiler, tokenizer: Tokenizer
+) -> None:
+    """One more than may wait: it ends with the error of the lexer, as if the limit were its own."""
+    never = {EOS: -100.0, token_id(tokenizer, "Z"): -100.0}
+    rig = _rig(compiler, tokenizer)
+    (plain,) = rig.submit(request([9], SamplingParams(temperature=0.0, max_tokens=60)))
+    sessions = [rig.submit(_asked([3], LEXERS, logit_bias=never))[0] for _ in range(3)]
+    rig.submit(_asked([7, 8], LEXERS, logit_bias={token_id(tokenizer, "Z"): 100.0}))
+    compiler._num_anew += MAX_ANEW - 2
+    try:
+        rig.run()
+    finally:
+        compiler._num_anew -= MAX_ANEW - 2
+    assert plain.session_id in rig.finishes
+    ended = [str(rig.errors[session.session_id]) for session in sessions if session.session_id in rig.errors]
+    assert len(ended) >= 1
+    assert all("lexer error" in error for error in ended)
+    outputs = [rig.output(session) for session in sessions if session.session_id not in rig.errors]
+    assert len({tuple(output) for output in outputs}) == 1
+    rig.check_whole()
+
+
+def test_a_parked_output_may_be_given_up(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    rig = _rig(compiler, tokenizer)
+    (session,) = rig.submit(_asked([7, 8], LEXERS, logit_bias={token_id(tokenizer, "Z"): 100.0}))
+    while session not in rig.loop.scheduler.parked:
+        rig.step()
+    rig.cancel(session)
+    rig.run()
+    assert session.session_id not in rig.errors
+    rig.check_whole()
+
+
+def test_logprobs_of_drafts_before_a_limit_are_those_of_plain_decoding(
+    compiler: GrammarCompiler, tokenizer: Tokenizer
+) -> None:
+    prompt, asked = [7, 8], _asked([7, 8], LEXERS)
+    asked.logprobs = True
+
+    def logprobs(rig: Rig) -> list[float]:
+        (session,) = rig.submit(asked)
+        rig.run()
+        return [each.logprob for response in rig.responses[session.session_id] for each in response.logprobs]
+
+    plain = _rig(compiler, tokenizer)
+    expected = logprobs(plain)
+    (output,) = plain.tokens.values()
+    for depth in range(1, MAX_NODES):
+        rig = _rig(compiler, tokenizer)
+        rig.join(perfect(Truth([[*prompt, *output, *[token_id(tokenizer, "a")] * 9]]), depth))
+        assert logprobs(rig) == pytest.approx(expected)
