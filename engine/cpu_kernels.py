@@ -10,6 +10,7 @@ from kernels.native.build import CannotBuild
 from kernels.native.library import open_library
 from outrider import env
 from outrider.cores import num_cores
+from outrider.stopping import tidied_when_stopped
 from outrider.telemetry import get_logger
 
 log = get_logger(__name__)
@@ -28,7 +29,8 @@ def cpu_kernels() -> ctypes.CDLL | None:
 def _library_or_reason(folder: Path) -> ctypes.CDLL | str:
     """The library, or why it cannot be had, which takes up to minutes to find out."""
     try:
-        return open_library(folder, num_cores())
+        with tidied_when_stopped():
+            return open_library(folder, num_cores())
     except (CannotBuild, OSError) as error:
         return str(error)
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import signal
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Sequence
 
@@ -13,6 +16,7 @@ from outrider.stopping import stop_signals
 from outrider.supervisor import describe_status
 
 _TO_TIDY_S = 5.0  # what it was making, once it is told to end
+_TO_DIE_S = 1.0  # of SIGKILL
 
 
 async def answer_of(name: str, command: Sequence[str], *, timeout_s: float) -> bytes:
@@ -54,12 +58,15 @@ def _note(cut_short: asyncio.Future[int], status: int) -> None:
 
 
 async def _end(process: Process, told: asyncio.Future[tuple[bytes, str, int]]) -> None:
-    if process.returncode is None:
-        process.terminate()
-        await asyncio.wait({told}, timeout=_TO_TIDY_S)
-    if process.returncode is None:
-        process.kill()
-    await told
+    """Ends the child and what it started. What left its group may live on, and holds nobody up."""
+    for number, time_s in ((signal.SIGTERM, _TO_TIDY_S), (signal.SIGKILL, _TO_DIE_S)):
+        if not told.done():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+            await asyncio.wait({told}, timeout=time_s)
+    told.cancel()
+    process._transport.close()  # type: ignore[attr-defined]  # its pipes, which close by themselves once all let go
+    await asyncio.gather(told, return_exceptions=True)
 
 
 async def _passed_on(stream: asyncio.StreamReader, complaint: str) -> str:

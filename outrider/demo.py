@@ -18,6 +18,7 @@ from outrider.chat import Answer, Painter, Write, ask, connect
 from outrider.cores import num_cores
 from outrider.errors import StartupError
 from outrider.launcher import Served, serve
+from outrider.stopping import tidied_when_stopped
 
 PROMPT = """Here is a Python class. Copy it, and below it explain each of its methods.
 
@@ -92,7 +93,8 @@ def kernels_fault() -> str | None:
         return "OUTRIDER_CPU_KERNEL is off"
     build: Any = importlib.import_module("kernels.native.build")
     try:
-        build.load_library(env.home() / "kernels", max_compilers=num_cores())
+        with tidied_when_stopped():
+            build.load_library(env.home() / "kernels", max_compilers=num_cores())
     except (build.CannotBuild, OSError) as error:
         return f"{str(error).partition(chr(10))[0]} (on Debian: apt install gcc libc6-dev)"
     return None

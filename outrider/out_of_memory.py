@@ -11,15 +11,12 @@ from outrider.errors import StartupError, reason_of
 
 @contextmanager
 def memory_for(wanted: str) -> Iterator[None]:
-    """StartupError, naming the flags of what was wanted, where memory does not suffice for it."""
+    """StartupError where memory does not suffice, naming the flags of what was wanted, or a GPU for a kernel."""
     try:
         yield
     except Exception as error:
         if type(error).__name__ == "OutOfResources":  # Triton's, which is not imported here: what a GPU has of its own
-            raise StartupError(
-                f"a kernel does not fit this GPU: {reason_of(error)}; use --attention-backend torch_native, and for a "
-                "draft model --speculative-draft-attention-backend torch_native"
-            ) from error
+            raise StartupError(f"a kernel does not fit this GPU: {reason_of(error)}") from error
         if not _is_of_memory(error):
             raise
         raise StartupError(f"no memory for {wanted}: {reason_of(error)}; make them smaller") from error

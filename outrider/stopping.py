@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator
 from types import FrameType
 from typing import Any
+from weakref import WeakSet
 
 from outrider.telemetry import get_logger
 
@@ -62,17 +63,26 @@ class Stopping:
         (self.hurry if self.asked.is_set() else self.asked).set()
 
 
+class _Leaving(SystemExit):
+    """Ends a block for the sake of a signal. A class of its own, since SystemExit cannot be referred to weakly."""
+
+
 @contextlib.contextmanager
 def tidied_when_stopped() -> Iterator[None]:
     """A signal that would end the process at once, as SIGTERM does where nobody minds it, ends the block first, so that
     it tidies up, and then the process. Only in the main thread; elsewhere: nothing.
     """
     told: list[int] = []
+    under_way: WeakSet[_Leaving] = WeakSet()
 
     def leave(number: int, frame: FrameType | None) -> None:
-        if not told:  # another would cut the tidying short
-            told.append(number)
-            raise SystemExit(128 + number)
+        if not under_way:  # another would cut the tidying short; but one that a finalizer swallowed is gone
+            told[:] = [number]
+            raise noted(_Leaving(128 + number))
+
+    def noted(leaving: _Leaving) -> _Leaving:
+        under_way.add(leaving)
+        return leaving
 
     in_main = threading.current_thread() is threading.main_thread()
     fatal = [number for number in stop_signals() if in_main and signal.getsignal(number) is signal.SIG_DFL]

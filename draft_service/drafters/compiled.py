@@ -3,19 +3,45 @@
 from __future__ import annotations
 
 import hashlib
+import pickle
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 from numba import config, njit
-from numba.core.caching import FunctionCache
+from numba.core.caching import FunctionCache, IndexDataCacheFile
 
 from outrider.telemetry import get_logger
 
 log = get_logger(__name__)
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+_DIGEST_BYTES = hashlib.sha256().digest_size
+
+
+class _Digested(IndexDataCacheFile):
+    """Kept code begins with a digest: what loads it does not look, and damaged code would end the process.
+
+    It is of the sources too. Their stamp is in the list of what is kept, which is written first: until the code is, or
+    for good after a power cut, an older version's stands there.
+    """
+
+    def _load_data(self, name: str) -> Any:
+        kept = Path(self._data_path(name)).read_bytes()
+        digest, data = kept[:_DIGEST_BYTES], kept[_DIGEST_BYTES:]
+        if digest != self._digest(data):
+            raise ValueError("its digest is another one")
+        return pickle.loads(data)  # noqa: S301  # of the folder that numba loads code from
+
+    def _save_data(self, name: str, data: Any) -> None:
+        dumped = self._dump(data)
+        with self._open_for_write(self._data_path(name)) as file:
+            file.write(self._digest(dumped) + dumped)
+
+    def _digest(self, data: bytes) -> bytes:
+        return hashlib.sha256(repr(self._source_stamp).encode() + data).digest()
 
 
 class _Kept(FunctionCache):
@@ -27,7 +53,8 @@ class _Kept(FunctionCache):
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)
-        self._cache_file._source_stamp = self._cache_file._source_stamp, _stamp_of_calls()
+        stamp = self._impl.locator.get_source_stamp(), _stamp_of_calls()
+        self._cache_file = _Digested(self._cache_path, self._impl.filename_base, stamp)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         try:
@@ -60,8 +87,8 @@ def _reason(error: Exception) -> str:
 
 @cache
 def _stamp_of_calls() -> tuple[tuple[str, str], ...]:
-    """Names and digests of the files whose compiled functions call one another's."""
-    files = sorted(Path(__file__).parent.glob("trie*.py"))
+    """Names and digests of the files whose compiled functions call one another's, and of this one, which keeps them."""
+    files = [Path(__file__), *sorted(Path(__file__).parent.glob("trie*.py"))]
     return tuple((file.name, hashlib.sha256(file.read_bytes()).hexdigest()) for file in files)
 
 

@@ -17,6 +17,7 @@ import logging
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -24,6 +25,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from threading import Lock
+from typing import Self
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +70,8 @@ def load_library(
     """The compiled kernels, or these C files, which may include their headers.
 
     Of processes that find none in the folder one compiles, and the others wait for it. max_compilers: see
-    compile_library. Raises CannotBuild; OSError for a library that cannot be loaded, or no temporary folder.
+    compile_library. Raises CannotBuild; OSError for a library that cannot be loaded, or no temporary folder. An
+    exception meanwhile in the thread that called, as a signal's handler raises it, ends the compilers.
     """
     compiler = find_compiler()
     name = f"outrider-{_key(compiler, sources)}"
@@ -113,13 +117,15 @@ def compile_library(
     max_compilers: files compiled at once, of 100 MiB each or so; None: one a core.
     """
 
+    running = _Running(folder)
+
     def run(*words: str) -> None:
-        _run([*compiler.command, *words], COMPILE_TIMEOUT_S)
+        running.run([*compiler.command, *words], COMPILE_TIMEOUT_S)
 
     library, objects = folder / "library.so", [folder / f"{number}.o" for number in range(len(sources))]
-    with ThreadPoolExecutor(max_compilers or os.cpu_count()) as pool:
+    with ThreadPoolExecutor(max_compilers or os.cpu_count()) as pool, running:
         list(pool.map(lambda source, made: run(f"-I{SOURCES}", "-c", str(source), "-o", str(made)), sources, objects))
-    run("-shared", *map(str, objects), "-o", str(library), "-lm", "-lpthread")
+        run("-shared", *map(str, objects), "-o", str(library), "-lm", "-lpthread")
     return library.rename(folder / f"{name}-{_digest(library)}.so")
 
 
@@ -188,18 +194,59 @@ def _known_flags(path: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _run(command: list[str], timeout_s: float) -> str:
-    """What the compiler prints. CannotBuild where it cannot be run, fails, or does not end."""
-    try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", errors="replace",
-            timeout=timeout_s, check=False,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise CannotBuild(f"{command[0]} could not be run: {error}") from error
-    if done.returncode != 0:
-        said = done.stderr.strip()[-2000:] or f"exit code {done.returncode}"  # warnings come first
-        raise CannotBuild(f"{command[0]} failed: {said}")
-    return done.stdout
+    with _Running() as running:
+        return running.run(command, timeout_s)
+
+
+class _Running:
+    """Compilers that run, maybe in threads. None outlives the block, which a failure or a signal may end early."""
+
+    def __init__(self, temporary: Path | None = None) -> None:
+        self._environment = os.environ if temporary is None else os.environ | {"TMPDIR": str(temporary)}
+        self._lock = Lock()
+        self._groups: set[int] = set()
+        self._ended = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._ended = True
+            for group in tuple(self._groups):
+                _kill(group)
+
+    def run(self, command: list[str], timeout_s: float) -> str:
+        """What the compiler prints. CannotBuild where it cannot be run, fails, or does not end."""
+        try:
+            with self._started(command) as process:
+                try:
+                    said, complaint = process.communicate(timeout=timeout_s)
+                finally:
+                    _kill(process.pid)  # with what a compiler starts
+                    self._groups.discard(process.pid)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise CannotBuild(f"{command[0]} could not be run: {error}") from error
+        if process.returncode != 0:
+            reason = complaint.strip()[-2000:] or f"exit code {process.returncode}"  # warnings come first
+            raise CannotBuild(f"{command[0]} failed: {reason}")
+        return said
+
+    def _started(self, command: list[str]) -> subprocess.Popen[str]:
+        with self._lock:
+            if self._ended:
+                raise CannotBuild("another compiler failed, or all were told to end")
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8",
+                errors="replace", env=self._environment, process_group=0,
+            )  # fmt: skip
+            self._groups.add(process.pid)
+        return process
+
+
+def _kill(group: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
 
 
 def _key(compiler: Compiler, sources: Sequence[Path]) -> str:

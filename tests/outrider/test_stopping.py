@@ -34,6 +34,31 @@ async def main():
 asyncio.run(main())
 """
 
+SWALLOWING = """
+import signal
+from outrider.stopping import tidied_when_stopped
+
+class Finalized:
+    def __del__(self):
+        signal.raise_signal(signal.SIGTERM)
+
+with tidied_when_stopped():
+    try:
+        Finalized()
+        print("swallowed", flush=True)
+        signal.raise_signal(signal.SIGTERM)
+        print("and so was this")
+    finally:
+        signal.raise_signal(signal.SIGTERM)
+        print("tidied", flush=True)
+"""
+
+
+def test_a_signal_after_one_that_a_finalizer_swallowed_ends_the_block_and_no_other_cuts_its_tidying_short() -> None:
+    ended = subprocess.run([sys.executable, "-c", SWALLOWING], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (-signal.SIGTERM, "swallowed\ntidied\n")
+    assert "Exception ignored" in ended.stderr
+
 
 @pytest.mark.asyncio
 async def test_a_cancel_of_who_ends_others_is_its_own() -> None:

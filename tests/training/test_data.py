@@ -406,9 +406,9 @@ def test_data_that_does_not_fit_in_memory_is_told_with_its_flags() -> None:
         raise RuntimeError("something else")
 
 
-def test_a_kernel_that_a_gpu_has_no_room_for_is_told_with_what_does_without() -> None:
+def test_a_kernel_that_a_gpu_has_no_room_for_is_told_with_what_it_lacks() -> None:
     errors = pytest.importorskip("triton.runtime.errors", reason="triton is not installed")
-    message = "does not fit this GPU: out of resource: shared memory, .*use --attention-backend torch_native"
+    message = "^a kernel does not fit this GPU: out of resource: shared memory, Required: 98304, Hardware limit: 65536"
     with pytest.raises(StartupError, match=message), memory_for("--batch-size 5"):
         raise errors.OutOfResources(98304, 65536, "shared memory")
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from numba import config
+from numba.core.caching import IndexDataCacheFile
 
 from draft_service.drafters import compiled as module
 from draft_service.drafters import trie_match
@@ -69,28 +70,82 @@ def test_code_that_cannot_be_read_is_compiled_anew(tmp_path: Path, monkeypatch: 
     assert compiled(triple)(3) == 9
 
 
+class Service:
+    """A function in a file, which each start compiles, or loads from the folder `cache`."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.file, self.cache = folder / "code.py", folder / "cache"
+        self._code: Any = types.ModuleType("multiplying")
+        monkeypatch.setattr(config, "CACHE_DIR", str(self.cache))
+        monkeypatch.setitem(sys.modules, "multiplying", self._code)  # where what was kept looks for it
+
+    def write(self, factor: int) -> None:
+        self.file.write_text(f"def multiply(number): return {factor} * number")
+
+    def start(self, factor: int = 3) -> int:
+        """How many signatures it loaded from the disk."""
+        vars(self._code).update(runpy.run_path(str(self.file), run_name="multiplying"))
+        multiply: Any = compiled(self._code.multiply)
+        assert (multiply(3), multiply(0.5)) == (3 * factor, 0.5 * factor)
+        return sum(multiply.stats.cache_hits.values())
+
+    def kept(self, ending: str) -> list[Path]:
+        return sorted(self.cache.rglob(f"*.{ending}"))
+
+
+@pytest.fixture
+def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Service:
+    made = Service(tmp_path, monkeypatch)
+    made.write(3)
+    return made
+
+
 @pytest.mark.parametrize("damaged", ["nbi", "nbc"])
 @pytest.mark.parametrize("size", [0, 10])
-def test_damaged_code_is_compiled_anew_and_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged: str, size: int
-) -> None:
-    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
-    (tmp_path / "code.py").write_text("def triple(number): return 3 * number")
-    code: Any = types.ModuleType("tripling")
-    monkeypatch.setitem(sys.modules, "tripling", code)  # where what was kept looks for it
-    vars(code).update(runpy.run_path(str(tmp_path / "code.py"), run_name="tripling"))
-
-    def start() -> int:
-        """A start of the service: how many signatures it loaded from the disk."""
-        triple: Any = compiled(code.triple)
-        assert (triple(3), triple(0.5)) == (9, 1.5)
-        return sum(triple.stats.cache_hits.values())
-
-    assert [start(), start()] == [0, 2]
-    for file in tmp_path.rglob(f"*.{damaged}"):
+def test_damaged_code_is_compiled_anew_and_kept(service: Service, damaged: str, size: int) -> None:
+    assert [service.start(), service.start()] == [0, 2]
+    for file in service.kept(damaged):
         os.truncate(file, size)
-    start()
-    assert start() == 2
+    service.start()
+    assert service.start() == 2
+
+
+@pytest.mark.parametrize("part", ["header", "middle", "end"])
+def test_code_of_which_a_part_is_lost_is_never_loaded(service: Service, part: str) -> None:
+    """Such an object ends the process that loads it."""
+    service.start()
+    for file in service.kept("nbc"):
+        whole = file.read_bytes()
+        header = whole.index(b"\x7fELF")
+        lost = {"header": header, "middle": (header + len(whole)) // 2, "end": len(whole) - 512}[part]
+        file.write_bytes(whole[:lost] + bytes(512) + whole[lost + 512 :])
+    assert service.start() == 0
+    assert service.start() == 2
+
+
+def test_an_older_file_s_code_under_a_newer_list_is_not_loaded(service: Service) -> None:
+    """A power cut leaves it so, and until it has written the code another process."""
+    service.start()
+    older = {file: file.read_bytes() for file in service.kept("nbc")}
+    service.write(-5)
+    assert service.start(-5) == 0
+    for file, kept in older.items():
+        file.write_bytes(kept)
+    assert service.start(-5) == 0
+    assert service.start(-5) == 2
+
+
+def test_code_that_was_kept_without_digests_is_compiled_anew_without_a_word(
+    service: Service, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as before:
+        before.setattr(module, "_Digested", IndexDataCacheFile)
+        before.setattr(module, "_stamp_of_calls", lambda: ())
+        assert [service.start(), service.start()] == [0, 2]
+    capsys.readouterr()
+    module._tell_damage.cache_clear()
+    assert [service.start(), service.start()] == [0, 2]
+    assert "damaged" not in "".join(capsys.readouterr())
 
 
 def test_damaged_code_that_cannot_be_replaced_is_compiled_at_each_start(
@@ -113,6 +168,8 @@ def test_code_is_compiled_anew_where_that_changed_which_it_calls(monkeypatch: py
     dispatcher: Any = trie_match.draft_tree
     kept = module._Kept(dispatcher.py_func)
     assert kept._cache_file._source_stamp == dispatcher._cache._cache_file._source_stamp
-    assert {name for name, *_ in kept._cache_file._source_stamp[1]} >= {"trie_nodes.py", "trie_ranks.py"}
+    assert {name for name, *_ in kept._cache_file._source_stamp[1]} >= {
+        "compiled.py", "trie_nodes.py", "trie_ranks.py"
+    }  # fmt: skip
     monkeypatch.setattr(module, "_stamp_of_calls", lambda: ())
     assert module._Kept(dispatcher.py_func)._cache_file._source_stamp != kept._cache_file._source_stamp
