@@ -13,6 +13,7 @@ from gateway.message_parts import CallArguments, CallBegin, Content, Part, begin
 from gateway.tool_parsers.scanner import ArgumentScanner, CallScanner
 
 _MAX_HEADER_CHARS = 300
+_STRAYS = "} \t\r\n"  # small models write a brace too many after a call: the format's, if that goes on behind it
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +74,11 @@ class TaggedCalls:
 
     def finish(self) -> Iterator[Part]:
         """What was held back and never became a call, but for white space and a mark that was cut after one."""
-        held = taken(self._raw) + self._held
-        is_cut_mark = self._state == "gap" and begins_mark(self._held, self._form.markers)
-        is_the_formats = self._between and (is_cut_mark or not held.strip())
+        tail = self._held.lstrip(_STRAYS)
+        is_cut_mark = self._state == "gap" and begins_mark(tail, self._form.markers)
+        raw = taken(self._raw)
+        is_the_formats = self._between and (is_cut_mark or not (raw + tail).strip())
+        held = raw + self._held
         if held and not is_the_formats and not self._form.only_calls:
             yield Content(held)
         self._held = ""
@@ -149,14 +152,24 @@ class TaggedCalls:
             text = stripped
             if any(mark.startswith(text) and mark != text for mark in waited_for):
                 return text, True
-            strays = () if self._expecting else ("}",)  # small models write one too many after a call
-            mark = next((mark for mark in (*marks, *strays) if text.startswith(mark)), None)
+            mark = next((mark for mark in marks if text.startswith(mark)), None)
+            if mark is None and not self._expecting and text.startswith("}"):
+                rest = text.lstrip(_STRAYS)
+                if self._goes_on(rest):
+                    text = rest
+                    continue
+                return text, not rest or any(mark.startswith(rest) for mark in waited_for)
             if mark is None:
                 return text, False
             if mark == self._form.begin:
                 self._expecting = True
             self._pass(mark)
             text = text[len(mark) :]
+
+    def _goes_on(self, text: str) -> bool:
+        """Whether what follows a call belongs to its format, or is the next one."""
+        marks = (self._form.begin, self._form.header_begin, *self._form.fillers, "" if self._form.header else "{")
+        return any(mark and text.startswith(mark) for mark in marks)
 
     def _pass(self, text: str) -> None:
         """Passes over what may stand around calls: after one it is the format's and never text."""

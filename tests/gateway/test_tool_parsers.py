@@ -483,6 +483,13 @@ def test_braces_too_many_after_a_call(name: str, strays: str, cuts: list[int]) -
     assert parse(form_of(name), text, cuts) == ("", [("now", "{}")])
 
 
+@pytest.mark.parametrize("text", ["} else {", "}} x} y", "}a"])
+@pytest.mark.parametrize("cuts", [[], EVERYWHERE])
+def test_text_after_a_call_may_begin_with_braces(text: str, cuts: list[int]) -> None:
+    whole = f'<tool_call>{{"name": "now"}}</tool_call>\n{text}'
+    assert parse(HERMES, whole, cuts) == (text, [("now", "{}")])
+
+
 def test_a_brace_before_a_call_is_text() -> None:
     text = '<tool_call>{"name": "now"}</tool_call><tool_call>} '
     for cuts in ([], EVERYWHERE):
