@@ -208,7 +208,9 @@ def test_where_pip_fails_its_reason_is_told_and_no_traceback(
 
 
 STARTS_FOR_THE_FIRST_TIME = """
-import sys
+import signal
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup has ignored, and a shell SIGINT of what it has behind it
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from engine import embedded
 embedded.NEEDED_BYTES = 0
 embedded.ensure_embedded_model()

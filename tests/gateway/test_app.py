@@ -131,15 +131,15 @@ def test_connections_beyond_the_limit_of_files_are_refused(
 ) -> None:
     """They get 503, not a closed connection; and the log has said so."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (100, before[1]))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (140, before[1]))
     try:
         process = start("--port=0", f"--verify-address={verify[1]}")
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     url = url_of(process)
-    assert '"lowered_to": 36' in (tmp_path / "errors").read_text()
+    assert '"lowered_to": 76' in (tmp_path / "errors").read_text()
     with ExitStack() as clients:
-        for _ in range(36):
+        for _ in range(76):
             client = clients.enter_context(httpx.Client(base_url=url, timeout=30))
             assert client.get("/version").status_code == 200
         assert httpx.get(f"{url}/version", timeout=30).status_code == 503

@@ -253,6 +253,8 @@ INTERRUPTED = """
 import os, signal, sys
 from importlib.abc import MetaPathFinder
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has ignored it for what it runs behind it
+
 class Interrupting(MetaPathFinder):
     def find_spec(self, name, path, target=None):
         if name == "outrider.args":

@@ -120,7 +120,8 @@ async def test_what_is_fetched_first_is_shown_and_has_its_time_too(capfd: pytest
 
 
 SERVE_FETCHING = """
-import asyncio, sys
+import asyncio, signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup has ignored
 from outrider import launcher
 from outrider.args import ServeArgs
 
