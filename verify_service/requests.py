@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from engine.config import ModelConfig
-from outrider.errors import InvalidArgument
+from outrider.errors import RETRY_SOON_S, InvalidArgument, ResourceExhausted
 from outrider.sampling import SamplingParams
 from outrider.tree_limits import MAX_WISH, WISHES, check_wishes
 from outrider.v1 import common_pb2, verify_pb2
@@ -25,7 +25,7 @@ from outrider.wire import (
     unpack_ids,
 )
 from verify_service.grammar import GrammarState
-from verify_service.grammar_compiler import Compiled, GrammarCompiler
+from verify_service.grammar_compiler import MAX_ANEW, Compiled, GrammarCompiler
 from verify_service.session import Session, Speculation, token_buffer
 from verify_service.session_sampler import SessionSampler
 
@@ -181,7 +181,7 @@ class SessionFactory:
             return None
         state = self._compiler.compile(request.sampling.grammar, compiled)
         for place, token in enumerate(resumed.tolist()):
-            if not state.commit(token):
+            if not (state.commit(token) or (_renewed(state) and state.commit(token))):
                 raise InvalidArgument(
                     f"resumed_tokens[{place}] is {token}, which the grammar forbids there", field="resumed_tokens"
                 )
@@ -236,3 +236,17 @@ class SessionFactory:
             accept_threshold_acc=thresholds[1],
             wire=wire,
         )
+
+
+def _renewed(state: GrammarState) -> bool:
+    """Whether another output had spent the grammar's lexer; it has one of its own then, for which this thread waits."""
+    if not state.is_spent:
+        return False
+    matcher = state.renew()
+    if matcher is None:
+        raise ResourceExhausted(
+            f"{MAX_ANEW} outputs wait for their grammars to be compiled once more; try again later",
+            retry_after_s=RETRY_SOON_S,
+        )
+    state.take(matcher.result())
+    return True

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from outrider.errors import InvalidArgument
 from outrider.sampling import SamplingParams
 from outrider.tree import TokenTree
 from outrider.v1 import common_pb2, verify_pb2
+from outrider.wire import pack_ids
 from tests.fake_drafters import Truth, perfect
 from tests.fakes import ToyModel
 from tests.verify_service.grammars import EOS, allowed_after, renewed, to_the_end, token_id
@@ -170,6 +173,27 @@ def test_a_parked_output_may_be_given_up(compiler: GrammarCompiler, tokenizer: T
     rig.run()
     assert session.session_id not in rig.errors
     rig.check_whole()
+
+
+def test_an_output_is_resumed_though_another_spends_its_grammar_meanwhile(
+    compiler: GrammarCompiler, tokenizer: Tokenizer
+) -> None:
+    rig = _rig(compiler, tokenizer)
+    compiled = asyncio.run(compiler.settle(LEXERS))  # before the other has come to the limit, as requests under way have
+    other = compiler.compile(LEXERS)
+    while allowed := allowed_after(other, [], tokenizer.get_vocab_size()):
+        other.commit(min(allowed))
+    assert other.is_spent
+    asked = _asked([3], LEXERS)
+    asked.resumed_tokens = pack_ids([token_id(tokenizer, letter) for letter in "words"])
+    (session,) = rig.factory.build(asked, compiled)
+    assert session.grammar is not None
+    assert {token_id(tokenizer, letter) for letter in "aZ"} <= allowed_after(
+        session.grammar, [], tokenizer.get_vocab_size()
+    )
+    asked.resumed_tokens = pack_ids([token_id(tokenizer, letter) for letter in "wor0s"])
+    with pytest.raises(InvalidArgument, match=r"resumed_tokens\[3\] is .* forbids"):
+        rig.factory.build(asked, compiled)
 
 
 def test_logprobs_of_drafts_before_a_limit_are_those_of_plain_decoding(
