@@ -4,7 +4,8 @@ What sessions cost one another (cores that drafting takes, waiting, steps that l
 account. Here tokens, at what they take in plain steps, stand against the time that went by. Drafting for a number of
 sessions is on trial until it pays: drafters are given a few sessions, and a few more each time that all were heard. All
 may owe a few steps' time, and more where it has paid before; when they owe that, drafters have none for a while, longer
-each time. What fails with some sessions is not tried with more of them, nor with nearly as many.
+each time. What fails with some sessions is not tried with more of them, nor with nearly as many. Many sessions begin
+with such a while: what their first trial costs, plain steps have earned.
 """
 
 from __future__ import annotations
@@ -47,12 +48,15 @@ class Account:
         self._owed_ms: dict[int, float] = {}  # what it has cost about so many sessions and not brought in
         self._earned_ms: dict[int, float] = {}  # what it may owe besides, for what it has brought in
         self._paid_steps = 0  # in a row in which nothing was owed
+        self._steps_to_trial = _FIRST_PAUSE  # of many sessions
         self._reading_left = _READING_ALLOWANCE  # of plain steps' time, left for it
         self._proven: set[int] = set()  # about how many sessions drafting has paid for
         self._pauses: dict[int, _Pause] = {}  # by about how many sessions failed
 
     def is_paused(self, sessions: int) -> bool:
         """Whether drafters are not heard while so many sessions run."""
+        if self._steps_to_trial and not (sessions.bit_length() in self._proven or self._opens_all(sessions)):
+            return True
         return any(pause.left > 0 and pause.above < sessions for pause in self._pauses.values())
 
     def may_open(self, sessions: int, num_open: int, *, all_heard: bool) -> int:
@@ -74,6 +78,8 @@ class Account:
         size = sessions.bit_length()
         self._owing[size] = max(0, self._owing.get(size, 0) - 1)
         self._reading_left = min(self._reading_left + _READING_SAVED, _READING_ALLOWANCE)
+        if sessions > _FEW_SESSIONS:
+            self._steps_to_trial = max(0, self._steps_to_trial - 1)
         for pause in self._pauses.values():
             if pause.above < sessions:
                 pause.left = max(0, pause.left - 1)

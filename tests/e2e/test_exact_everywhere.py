@@ -59,7 +59,7 @@ async def test_speculation_changes_nothing(target: Path, shape: str) -> None:
     async with running(target, **{**flags, "max_total_tokens": 4096}) as pair:
         plain = {name: await pair.answers(PROMPTS, TOKENS, **given) for name, given in SAMPLINGS.items()}
     drafter = drafter_of(target, "STANDALONE", speculative_draft_model_path=str(target), **TREE)
-    async with running(target, **flags) as pair, pair.drafting(drafter):
+    async with running(target, **flags, disable_speculation_brake=True) as pair, pair.drafting(drafter):
         # Large pages hold other numbers of sessions.
         is_tight = "max_total_tokens" in flags and flags.get("page_size", 1) <= 16
         for turn in range(20):

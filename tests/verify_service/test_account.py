@@ -34,10 +34,36 @@ def rest(account: Account, sessions: int) -> int:
     return steps
 
 
+def on_trial() -> Account:
+    """An account whose steps have earned a first trial of many sessions."""
+    account = Account()
+    rest(account, 8)
+    return account
+
+
+def test_many_sessions_begin_with_plain_steps_and_few_with_drafts() -> None:
+    account = Account()
+    assert [sessions for sessions in (1, 4, 5, 8, 32) if account.is_paused(sessions)] == [5, 8, 32]
+    for _ in range(1000):
+        account.rest(4)
+    assert account.is_paused(5)
+    first = rest(account, 8)
+    assert not account.is_paused(32)
+    lose(account, 8)
+    assert rest(account, 8) == first
+
+
+def test_drafts_that_have_paid_for_few_are_tried_at_once_with_twice_as_many() -> None:
+    account = Account()
+    for _ in range(20):
+        observe(account, 4, speed=1.5)
+    assert [sessions for sessions in (5, 8, 9, 16) if account.is_paused(sessions)] == [9, 16]
+
+
 @pytest.mark.parametrize(("sessions", "most"), [(2, 6.0), (8, 3.0), (32, 2.0)])
 @pytest.mark.parametrize("speed", [0.5, 0.8, 0.95])
 def test_what_a_trial_costs_is_bounded_and_less_where_it_tells_more(sessions: int, most: float, speed: float) -> None:
-    assert lose(Account(), sessions, speed=speed) <= most
+    assert lose(on_trial(), sessions, speed=speed) <= most
 
 
 def test_one_step_that_stands_still_is_no_failure() -> None:
@@ -47,7 +73,7 @@ def test_one_step_that_stands_still_is_no_failure() -> None:
 
 
 def test_drafts_that_pay_are_heard_for_ever() -> None:
-    account = Account()
+    account = on_trial()
     for _ in range(1000):
         observe(account, 8, speed=1.1)
     assert account.pays
@@ -55,7 +81,7 @@ def test_drafts_that_pay_are_heard_for_ever() -> None:
 
 
 def test_trials_that_fail_are_repeated_at_growing_intervals() -> None:
-    account, pauses = Account(), []
+    account, pauses = on_trial(), []
     for _ in range(4):
         lose(account, 8)
         assert not account.pays
@@ -65,7 +91,7 @@ def test_trials_that_fail_are_repeated_at_growing_intervals() -> None:
 
 
 def test_a_drafter_that_was_reliable_since_is_paused_briefly_again() -> None:
-    account = Account()
+    account = on_trial()
     lose(account, 8)
     first = rest(account, 8)
     lose(account, 8)
@@ -77,7 +103,7 @@ def test_a_drafter_that_was_reliable_since_is_paused_briefly_again() -> None:
 
 
 def test_what_fails_with_some_sessions_is_not_tried_with_more_or_nearly_as_many_and_may_be_with_few() -> None:
-    account = Account()
+    account = on_trial()
     lose(account, 8)
     assert [sessions for sessions in (1, 2, 4, 5, 7, 8, 9, 100) if account.is_paused(sessions)] == [5, 7, 8, 9, 100]
     assert rest(account, 7) > 0
@@ -85,7 +111,7 @@ def test_what_fails_with_some_sessions_is_not_tried_with_more_or_nearly_as_many_
 
 
 def test_what_failed_with_fewer_sessions_is_tried_as_seldom_with_more() -> None:
-    account = Account()
+    account = on_trial()
     lose(account, 4)
     first = rest(account, 4)
     lose(account, 8)
@@ -93,7 +119,7 @@ def test_what_failed_with_fewer_sessions_is_tried_as_seldom_with_more() -> None:
 
 
 def test_a_pause_waits_while_few_sessions_run() -> None:
-    account = Account()
+    account = on_trial()
     lose(account, 8)
     for _ in range(10_000):
         account.rest(1)
@@ -101,7 +127,7 @@ def test_a_pause_waits_while_few_sessions_run() -> None:
 
 
 def test_what_comes_of_earlier_requests_is_not_counted_in_a_pause() -> None:
-    account = Account()
+    account = on_trial()
     lose(account, 8)
     for _ in range(20):
         observe(account, 8, speed=0.1)
@@ -110,7 +136,7 @@ def test_what_comes_of_earlier_requests_is_not_counted_in_a_pause() -> None:
 
 
 def test_one_session_is_left_to_its_own_brake_and_its_debts_are_not_those_of_several() -> None:
-    account = Account()
+    account = on_trial()
     for _ in range(1000):
         observe(account, 1, speed=0.5)
     assert not account.pays
@@ -123,7 +149,7 @@ def test_one_session_is_left_to_its_own_brake_and_its_debts_are_not_those_of_sev
 
 
 def test_a_few_sessions_more_are_opened_until_drafting_has_paid_for_so_many() -> None:
-    account = Account()
+    account = on_trial()
     assert [account.may_open(8, num_open, all_heard=True) for num_open in (0, 1, 2, 4)] == [1, 1, 2, 2]
     assert [account.may_open(64, num_open, all_heard=True) for num_open in (4, 32)] == [4, 8]
     assert account.may_open(8, 2, all_heard=False) == 0
@@ -179,7 +205,7 @@ def test_reading_prompts_may_cost_a_few_steps_besides_which_are_saved_up_again()
 
 
 def test_drafts_that_have_paid_may_lose_more_before_they_are_paused_but_no_more_than_a_share_of_it() -> None:
-    account = Account()
+    account = on_trial()
     for _ in range(200):
         observe(account, 8, speed=1.25)
     brought_in = 200 * (1 - 1 / 1.25)
