@@ -179,7 +179,7 @@ def test_an_output_is_resumed_though_another_spends_its_grammar_meanwhile(
     compiler: GrammarCompiler, tokenizer: Tokenizer
 ) -> None:
     rig = _rig(compiler, tokenizer)
-    compiled = asyncio.run(compiler.settle(LEXERS))  # before the other has come to the limit, as requests under way have
+    compiled = asyncio.run(compiler.settle(LEXERS))  # before the other comes to the limit, as a request may
     other = compiler.compile(LEXERS)
     while allowed := allowed_after(other, [], tokenizer.get_vocab_size()):
         other.commit(min(allowed))
