@@ -28,6 +28,7 @@ Routes:
     native, native_output              SGLang's /generate; its answers
     native_info, native_schemas        SGLang's routes about the server; their types
     tokenization                       /tokenize, /detokenize
+    tokenization_schemas               their types
 
 From a body to a call:
     messages, conversation             OpenAI's messages; as ids by the chat template

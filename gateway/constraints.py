@@ -24,7 +24,15 @@ _FIELDS = (*_BESIDE, "structured_outputs", "response_format")
 
 def of_response_format(given: ResponseFormat | None) -> common_pb2.Grammar | None:
     """OpenAI's `response_format` as a grammar; None for free text. InvalidArgument for an unknown type or shape."""
-    if given is None or given.type == "text":
+    if given is None:
+        return None
+    if given.type == "text":
+        for name in ("json_schema", "schema"):
+            if getattr(given, name):
+                raise InvalidArgument(
+                    f"'{name}' goes with the types 'json_object' and 'json_schema', not with 'text'.",
+                    field=f"response_format.{name}", code="invalid_value",
+                )  # fmt: skip
         return None
     if given.type == "structural_tag":
         raise _no_structural_tag("response_format.type")

@@ -14,8 +14,10 @@ from starlette.types import ASGIApp
 from gateway.chat import Chat, begin_chat
 from gateway.chunks import Extension, extension_of
 from gateway.exchange import event_stream, json_response, request_id
+from gateway.logprobs import logprobs_cost
 from gateway.message import Message
 from gateway.message_parts import CallBegin
+from gateway.offload import offload
 from gateway.responses_input import NAMES, as_chat, in_its_words, wants_logprobs
 from gateway.responses_output import Event, Transcript
 from gateway.responses_schemas import (
@@ -47,7 +49,8 @@ async def responses(request: Request) -> ASGIApp:
     run = _Run(body, tools, chat)
     if body.stream:
         return event_stream(request, run.events())
-    return json_response(await run.collect())
+    whole = await run.collect()
+    return await offload(run.cost(), json_response, whole)
 
 
 @dataclass(slots=True)
@@ -85,7 +88,11 @@ class _Run:
             async for delta in deltas:
                 yield self._beginning() + b"".join(map(self._encode, self._step(delta))) + self._told(delta)
         whole = self.response(done=True)
-        yield self._encode({"type": f"response.{whole.status}", "response": whole})
+        yield await offload(self.cost(), self._encode, {"type": f"response.{whole.status}", "response": whole})
+
+    def cost(self) -> int:
+        """What `offload` takes it to cost to write the whole response."""
+        return logprobs_cost(self.chat.answer, self.body.top_logprobs or 0) if wants_logprobs(self.body) else 0
 
     def _beginning(self) -> bytes:
         """The two events before all others, once."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, cast
+from typing import Any, cast
 
 import msgspec
-from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+from msgspec import Raw
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
@@ -14,57 +14,21 @@ from gateway.conversation import encode_conversation
 from gateway.error_values import no_such_token
 from gateway.exchange import json_response
 from gateway.offload import ID_COST, breathe, offload
-from gateway.schemas import ChatCompletionRequest, Message, TokenId
+from gateway.schemas import ChatCompletionRequest
 from gateway.service import Ready, gateway_of
-from gateway.tool_schemas import Tools
+from gateway.tokenization_schemas import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
+from gateway.unsupported import refuse_unsupported
 from outrider.errors import InvalidArgument
 
 _OF_MESSAGES = ("tools", "continue_final_message", "chat_template_kwargs")
 _PIECE = 2**16  # items that are encoded at once: the encoder keeps the interpreter to itself
 
 
-class TokenizeRequest(Struct, kw_only=True):
-    """One of `prompt` (text, or a list of texts) and `messages`, which go through the chat template."""
-
-    model: str | None = None
-    prompt: str | Annotated[list[str], Meta(min_length=1, max_length=1024)] | None = None
-    messages: Annotated[list[Message], Meta(min_length=1, max_length=4096)] | None = None
-    tools: Tools | None = None
-    add_special_tokens: bool | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    return_token_strs: bool | None = None
-
-
-class TokenizeResponse(Struct):
-    """Ids; a list of lists for a list of prompts."""
-
-    tokens: list[int | list[int]]
-    count: int | list[int]
-    max_model_len: int
-    token_strs: list[str | list[str]] | UnsetType = UNSET
-
-
-class DetokenizeRequest(Struct, kw_only=True):
-    """Ids, or several lists of them."""
-
-    tokens: list[TokenId | list[TokenId]]
-    model: str | None = None
-    skip_special_tokens: bool | None = None
-
-
-class DetokenizeResponse(Struct):
-    """The text, under vLLM's name and SGLang's; a list for several."""
-
-    prompt: str | list[str]
-    text: str | list[str]
-
-
 async def tokenize(request: Request) -> ASGIApp:
     """POST /tokenize."""
     gateway = gateway_of(request)
     body = await gateway.read(request, TokenizeRequest)
+    refuse_unsupported(body)
     ready = gateway.named(body.model)
     _check_form(body)
     if isinstance(body.prompt, list):

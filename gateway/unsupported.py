@@ -9,9 +9,12 @@ from gateway.error_values import shown
 from gateway.field_names import Names
 from gateway.responses_schemas import ResponsesRequest
 from gateway.schemas import ChatCompletionRequest, CompletionRequest, GenerateRequest, SglangSampling
+from gateway.tokenization_schemas import TokenizeRequest
 from outrider.errors import InvalidArgument
 
-Refusable = ChatCompletionRequest | CompletionRequest | GenerateRequest | SglangSampling | ResponsesRequest
+Refusable = (
+    ChatCompletionRequest | CompletionRequest | GenerateRequest | SglangSampling | ResponsesRequest | TokenizeRequest
+)
 Asked = Callable[[Any], object]
 
 
@@ -84,6 +87,7 @@ _REFUSED: dict[type, dict[str, Asked]] = {
         **_PREWARM,
         **_OF_OTHERS,
     },
+    TokenizeRequest: {**_given("chat_template"), **_not_none("truncate_prompt_tokens")},
 }  # fmt: skip
 _TEXTS = frozenset((
     "suffix", "image_data", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "bad_words",

@@ -72,6 +72,8 @@ def test_tokenize_and_back(gateway: RunningGateway, tokenizer: Tokenizer) -> Non
             ("/tokenize", {"messages": USER, "add_special_tokens": True}, "add_special_tokens"),
             ("/tokenize", {"prompt": "a", "tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
             ("/tokenize", {"prompt": ["a"], "continue_final_message": True}, "continue_final_message"),
+            ("/tokenize", {"messages": USER, "chat_template": "{{ 1 }}"}, "chat_template"),
+            ("/tokenize", {"prompt": "a", "truncate_prompt_tokens": 1}, "truncate_prompt_tokens"),
             ("/detokenize", {"tokens": [1, [2]]}, "tokens"), ("/detokenize", {"tokens": [10**6]}, "tokens"),
             ("/detokenize", {"tokens": [-1]}, "tokens[0]"),
         ]:  # fmt: skip

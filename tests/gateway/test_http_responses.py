@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Generator
+import threading
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from pydantic import BaseModel
 from tokenizers import Tokenizer
 
+from gateway import offload, responses_api
 from gateway.body import BodyDecoder
 from gateway.responses_input import as_chat
 from gateway.responses_schemas import InputItem, InputPart, ResponsesRequest
@@ -224,6 +226,32 @@ def test_logprobs(client: openai.OpenAI) -> None:
     logprobs = made.output[0].content[0].logprobs
     assert b"".join(bytes(entry.bytes) for entry in logprobs).decode() == ANSWER
     assert all(len(entry.top_logprobs) == 1 for entry in logprobs)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_many_logprobs_are_written_beside_the_event_loop(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    loop, threads = gateway.loop.run(_thread()), list[threading.Thread]()
+
+    def noting(work: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*args: Any) -> Any:
+            threads.append(threading.current_thread())
+            return work(*args)
+
+        return noted
+
+    monkeypatch.setattr(responses_api, "json_response", noting(responses_api.json_response))
+    monkeypatch.setattr(responses_api._Run, "_encode", noting(responses_api._Run._encode))
+    monkeypatch.setattr(offload, "INLINE_BYTES", offload.LOGPROB_COST)
+    body = {"model": "small", "input": "Hi!", "top_logprobs": 1, "stream": stream}
+    assert httpx.post(f"{gateway.url}/v1/responses", json=body).status_code == 200
+    assert threads.pop() is not loop
+    assert set(threads) <= {loop}  # a delta's events are few
+
+
+async def _thread() -> threading.Thread:
+    return threading.current_thread()
 
 
 @pytest.mark.parametrize(
