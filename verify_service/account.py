@@ -26,6 +26,7 @@ _OWING_STEPS = 64  # steps without new losses after which a trial is widened in 
 _FEW_SESSIONS = 4
 # The same on trial, or an eighth of all: on shared cores reading four prompts took the time of five plain steps.
 _TRIED_AT_ONCE = 2
+_WATCHED_STEPS = 4  # on trial, after sessions were opened and before others are: what reading cost is known then
 _PROVEN_STEPS = 8  # steps in a row without debts after which sessions are opened as they come
 _RELIABLE_STEPS = 192  # steps in a row without debts after which the next pause is a first one
 
@@ -49,6 +50,7 @@ class Account:
         self._earned_ms: dict[int, float] = {}  # what it may owe besides, for what it has brought in
         self._paid_steps = 0  # in a row in which nothing was owed
         self._steps_to_trial = _FIRST_PAUSE  # of many sessions
+        self._steps_watched = 0  # since sessions were opened
         self._reading_left = _READING_ALLOWANCE  # of plain steps' time, left for it
         self._proven: set[int] = set()  # about how many sessions drafting has paid for
         self._pauses: dict[int, _Pause] = {}  # by about how many sessions failed
@@ -63,19 +65,27 @@ class Account:
         """Outside a pause, how many more sessions may be opened to drafters.
 
         All where it has paid for about so many, and, while little is owed, few sessions too, and up to twice as many
-        where it has paid for about half of them. Of others, on trial, a few, no more than have one, once something was
-        heard of all those: reading prompts alone costs cores that verify runs on, and shows nothing.
+        where it has paid for about half of them. Of others, on trial, a few, no more than have one, some steps after
+        those and once something was heard of all: reading prompts alone costs cores that verify runs on, and shows
+        nothing.
         """
         size = sessions.bit_length()
         if size in self._proven:
             return sessions
         if num_open and (not all_heard or self._owing.get(size, 0) > 0):
             return 0
+        if num_open and self._steps_watched < _WATCHED_STEPS and not self._opens_all(sessions):
+            return 0
         return sessions if self._opens_all(sessions) else max(1, min(num_open, max(_TRIED_AT_ONCE, sessions // 8)))
+
+    def opened(self) -> None:
+        """Notes that sessions were opened."""
+        self._steps_watched = 0
 
     def rest(self, sessions: int) -> None:
         """Counts a step."""
         size = sessions.bit_length()
+        self._steps_watched += 1
         self._owing[size] = max(0, self._owing.get(size, 0) - 1)
         self._reading_left = min(self._reading_left + _READING_SAVED, _READING_ALLOWANCE)
         if sessions > _FEW_SESSIONS:

@@ -7,6 +7,7 @@ from outrider.v1 import verify_pb2
 from verify_service.drafters import Drafters
 from verify_service.planner import Planner
 from verify_service.scheduler import Scheduler
+from verify_service.session import Session
 from verify_service.telling import Teller
 from verify_service.weighing import Weigher
 
@@ -35,23 +36,38 @@ class Assigner:
             return
         count = len(self._scheduler.running)
         paused = self._weigher.begin(count)
-        room: int | None = None
+        without: list[Session] = []
         for session in self._scheduler.running:
             has_drafter = self._drafters.of(session) is not None
             if (has_drafter and not paused) or not session.speculation.enabled:
                 continue
-            fixed = self._planner.is_fixed(session)
-            if has_drafter and not fixed:
+            if not has_drafter:
+                without.append(session)
+            elif not self._planner.is_fixed(session):
                 self._drafters.close(session, verify_pb2.CLOSE_REASON_REASSIGNED)
-            elif not has_drafter:
-                room = self._weigher.room(count) if room is None else room
-                if fixed or room:
-                    row_ms = None if fixed else _DRAFT_ROW * self._costs.ms(1)
-                    assignment = self._drafters.assign(session, row_ms=row_ms)
-                    self._teller.opened(assignment)
-                    room -= assignment is not None and not fixed
+        if without:
+            self._open(without, self._weigher.room(count))
         if len(self._drafters) > 1 and not paused:
             self._move_misplaced(count)
+
+    def _open(self, sessions: list[Session], room: int) -> None:
+        """Gives sessions drafters: those whose users fixed their trees, and `room` others.
+
+        Where that is not all of them, those with the shortest texts: reading one is most of what a trial costs.
+        """
+        if 0 < room < len(sessions):
+            sessions = sorted(sessions, key=lambda session: session.committed_len)
+        opened = False
+        for session in sessions:
+            fixed = self._planner.is_fixed(session)
+            if fixed or room:
+                row_ms = None if fixed else _DRAFT_ROW * self._costs.ms(1)
+                assignment = self._drafters.assign(session, row_ms=row_ms)
+                self._teller.opened(assignment)
+                if assignment is not None and not fixed:
+                    room, opened = room - 1, True
+        if opened:
+            self._weigher.opened()
 
     def _move_misplaced(self, count: int) -> None:
         """Now and then has a session go over from a drafter that gains nothing, where another may be given one more."""

@@ -90,6 +90,10 @@ class Weigher:
         all_heard = not any(one.is_unheard and one.unheard_steps < _TRIAL_STEPS for one in assignments)
         return self._account.may_open(sessions, len(assignments), all_heard=all_heard)
 
+    def opened(self) -> None:
+        """Notes that sessions were given to drafters, other than by their users' wish."""
+        self._account.opened()
+
     def ended(self, works: list[Work]) -> tuple[float, set[Assignment]]:
         """Notes that a step has ended: the milliseconds since the one before, and who was asked for drafts before it.
 

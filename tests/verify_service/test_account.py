@@ -172,6 +172,16 @@ def test_a_few_sessions_more_are_opened_until_drafting_has_paid_for_so_many() ->
     assert account.may_open(8, 1, all_heard=True) == 1
 
 
+def test_on_trial_no_more_are_opened_before_steps_have_shown_what_reading_costs() -> None:
+    account = on_trial()
+    account.opened()
+    assert account.may_open(4, 1, all_heard=True) == 4
+    for _ in range(4):
+        assert account.may_open(8, 1, all_heard=True) == 0
+        account.rest(8)
+    assert account.may_open(8, 1, all_heard=True) == 1
+
+
 def test_few_sessions_are_opened_together_while_little_is_owed() -> None:
     account = Account()
     assert [account.may_open(sessions, 0, all_heard=True) for sessions in (2, 4, 5)] == [2, 4, 1]

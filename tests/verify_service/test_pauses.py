@@ -74,6 +74,18 @@ def test_a_session_fixed_by_its_request_is_drafted_for_in_a_pause() -> None:
     check_outputs(rig, *sessions, *fixed)
 
 
+def test_many_sessions_begin_without_drafts_and_a_trial_reads_the_shortest_text() -> None:
+    rig, truth, sim = build()
+    sessions = [s for count in (9, 3, 12, 5, 7, 4) for s in rig.submit(request(list(range(1, count)), LONG))]
+    learn(truth, rig, *sessions)
+    assert step_until(rig, sim, is_open=True, most_steps=400) > 150
+    (first,) = sim.drafter.assignments.values()
+    assert first.session is min(sessions, key=lambda session: session.committed_len)
+    rig.run()
+    check_outputs(rig, *sessions)
+    rig.check_whole()
+
+
 class Slow(ReplyTimes):
     """A drafter of which it is known that no wait for it pays."""
 
