@@ -81,17 +81,17 @@ class Trainer:
             args.algorithm, model_path, draft_vocab_size=args.draft_vocab_size, num_kv_heads=args.num_kv_heads,
             num_layers=args.num_layers, fc_norm=not args.no_fc_norm,
         )  # fmt: skip
-        self.folder = made_folder(Path(args.output), "the head")  # no sooner than the target is one to train for
+        self.dataset = Dataset(
+            Path(args.data), seed=args.seed, batch_tokens=args.batch_tokens, max_len=args.max_len, rank=ranks.rank,
+            num_ranks=ranks.num_ranks, least=ranks.least,
+        )  # fmt: skip
+        self.folder = made_folder(Path(args.output), "the head")  # no sooner than there is something to train on, and for
         check_replaceable(self.folder / EXPORT_FOLDER)
         torch.manual_seed(args.seed)
         self.target = TargetStates(
             model_path, self.kind.features, dtype=args.dtype, device=ranks.device, load_format=args.load_format,
             max_tokens=args.batch_tokens, max_len=args.max_len, threads=args.threads, quantization=args.quantization,
             more_layers=stored_layers(target_layers) if stored else (),
-        )  # fmt: skip
-        self.dataset = Dataset(
-            Path(args.data), seed=args.seed, batch_tokens=args.batch_tokens, max_len=args.max_len, rank=ranks.rank,
-            num_ranks=ranks.num_ranks, least=ranks.least,
         )  # fmt: skip
         facts = facts_of(args, model_path)
         check_target(self.dataset.folder, facts["target"], self.target.config.vocab_size)

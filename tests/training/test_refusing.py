@@ -71,6 +71,13 @@ def test_a_target_that_runs_by_other_code_is_refused(
     assert not (tmp_path / "head").exists()
 
 
+def test_missing_data_leaves_no_folder_behind(target: Path, tmp_path: Path) -> None:
+    args = head_args("EAGLE3", target, tmp_path / "none", tmp_path / "head")
+    with pytest.raises(StartupError, match="holds no training data"):
+        Trainer(args, Ranks(0, 1, "cpu"))
+    assert not (tmp_path / "head").exists()
+
+
 def test_a_cards_command_keeps_settings_of_zero() -> None:
     zero = {"algorithm": "EAGLE", "average_tokens": 0, "warmup_tokens": 0, "weight_decay": 0.0, "feature_loss": 0.0}
     made = HeadArgs.parse(shlex.split(_command(dict(zero), 1000))[3:])
