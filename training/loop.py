@@ -85,7 +85,7 @@ class Trainer:
             Path(args.data), seed=args.seed, batch_tokens=args.batch_tokens, max_len=args.max_len, rank=ranks.rank,
             num_ranks=ranks.num_ranks, least=ranks.least,
         )  # fmt: skip
-        self.folder = made_folder(Path(args.output), "the head")  # no sooner than there is something to train on, and for
+        self.folder = made_folder(Path(args.output), "the head")  # no sooner than there is data, and a target for it
         check_replaceable(self.folder / EXPORT_FOLDER)
         torch.manual_seed(args.seed)
         self.target = TargetStates(
