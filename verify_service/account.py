@@ -50,7 +50,7 @@ class Account:
         self._earned_ms: dict[int, float] = {}  # what it may owe besides, for what it has brought in
         self._paid_steps = 0  # in a row in which nothing was owed
         self._steps_to_trial = _FIRST_PAUSE  # of many sessions
-        self._steps_watched = 0  # since sessions were opened
+        self._steps_watched = 0  # seen since sessions were opened
         self._reading_left = _READING_ALLOWANCE  # of plain steps' time, left for it
         self._proven: set[int] = set()  # about how many sessions drafting has paid for
         self._pauses: dict[int, _Pause] = {}  # by about how many sessions failed
@@ -85,7 +85,6 @@ class Account:
     def rest(self, sessions: int) -> None:
         """Counts a step."""
         size = sessions.bit_length()
-        self._steps_watched += 1
         self._owing[size] = max(0, self._owing.get(size, 0) - 1)
         self._reading_left = min(self._reading_left + _READING_SAVED, _READING_ALLOWANCE)
         if sessions > _FEW_SESSIONS:
@@ -103,6 +102,7 @@ class Account:
         """
         if self.is_paused(sessions):  # what was asked for before it is still made
             return
+        self._steps_watched += 1
         size, base_ms = sessions.bit_length(), _OWED_STEPS / sessions**0.5 * quiet_ms
         gained_ms = committed * quiet_ms / sessions - wall_ms
         if reading and gained_ms < 0.0 and self._opens_all(sessions):

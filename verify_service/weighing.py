@@ -5,6 +5,9 @@ no drafter was asked for anything say what plain decoding takes with so many ses
 that, their nodes and their wait allowed for, is what telling drafters costs: on cores that they share with verify,
 mostly their drafting. Drafters are hushed where that is to be measured (plain_times.py), and where drafting does not
 pay for all sessions together (account.py).
+
+Sessions whose users fixed their trees are drafted for all the time: that is part of what plain steps take beside about
+as many of them, and neither their drafts nor what those bring in count for the others.
 """
 
 from __future__ import annotations
@@ -57,7 +60,7 @@ class Weigher:
     """Measures steps and tells brakes what drafts gave. Owned by the engine. clock: monotonic nanoseconds."""
 
     def __init__(self, drafters: Drafters, costs: CostTable, counters: Counters, clock: Callable[[], int]) -> None:
-        self.quiet = QuietTimes(costs)
+        self._quiet: dict[int, QuietTimes] = {}  # by about how many sessions have fixed trees
         self._account = Account()
         self._drafters = drafters
         self._costs = costs
@@ -65,15 +68,27 @@ class Weigher:
         self._clock = clock
         self._last_ns = clock()
         self._sessions: set[int] = set()
+        self._fixed: set[int] = set()  # those with drafters whose users fixed their trees
         self._decoded = True  # the last step ran no prompt, which slows the one after it too
         self._told_before: Counter[Told] = Counter()  # sessions told last
         self._linger = 0  # steps that drafts asked for then may still disturb
+
+    @property
+    def quiet(self) -> QuietTimes:
+        """What plain steps take beside as many sessions with fixed trees as there are now."""
+        return self._quiet.setdefault(len(self._fixed).bit_length(), QuietTimes(self._costs))
 
     def begin(self, sessions: int) -> bool:
         """Decides whether drafters are heard in a step of so many sessions.
 
         Returns whether there is a pause, in which drafters are to have no sessions.
         """
+        self._fixed = {
+            number
+            for drafter in self._drafters
+            for number, assignment in drafter.assignments.items()
+            if assignment.brake.fixed
+        }
         self.quiet.begin(sessions)
         paused = self._account.is_paused(sessions)
         hushed = paused or self.quiet.is_measuring
@@ -86,7 +101,12 @@ class Weigher:
         """How many sessions more drafters may be given now; after `begin`."""
         if self._account.is_paused(sessions) or self.quiet.is_measuring:
             return 0
-        assignments = [assignment for drafter in self._drafters for assignment in drafter.assignments.values()]
+        assignments = [
+            assignment
+            for drafter in self._drafters
+            for number, assignment in drafter.assignments.items()
+            if number not in self._fixed
+        ]
         all_heard = not any(one.is_unheard and one.unheard_steps < _TRIAL_STEPS for one in assignments)
         return self._account.may_open(sessions, len(assignments), all_heard=all_heard)
 
@@ -114,7 +134,7 @@ class Weigher:
         works, late, wall_ms = seen.works, seen.late, seen.wall_ms
         decodes = seen.decodes
         steady, self._sessions = seen.running <= self._sessions, seen.running
-        assignments = [work.assignment for work in works if work.assignment is not None]
+        assignments = [a for work in works if (a := work.assignment) is not None and not a.brake.fixed]
         told = Counter((a.drafter.record, a.brake.listens) for a in assignments if a in seen.told)
         if told or not (self._linger and any(a.asked_ns for a in assignments)):
             self._linger = _LINGER_STEPS if told else 0
@@ -122,7 +142,7 @@ class Weigher:
             own_ms = wall_ms - seen.waited_ms if steady and self._decoded else None
             self._measure(works, told, seen.step_ms, own_ms, waited=bool(late))
             self._weigh(seen)
-            if steady and (told or self._linger) and not self._fixed_ids():
+            if steady and (told or self._linger):
                 self._balance(seen)
         else:
             self.quiet.prompt_step()
@@ -140,25 +160,25 @@ class Weigher:
         own_ms: of the whole step without its wait, where nothing else came between.
         """
         count, rows = len(works), sum(work.num_rows for work in works)
-        verifies_nothing = rows == count == len(self._sessions)
+        fixed_nodes = sum(work.num_rows - 1 for work in works if _is_fixed(work))
+        verifies_nothing = rows - fixed_nodes == count == len(self._sessions)
         is_quiet = verifies_nothing and not (told or self._told_before or waited)
         quiet_ms = self.quiet.ms(count)
-        if is_quiet or rows > count or quiet_ms is None:
+        if (is_quiet and not self._fixed) or rows > count or quiet_ms is None:
             self._costs.observe(rows, step_ms)
         if is_quiet and own_ms is not None:
             self.quiet.observe(count, own_ms)
         elif own_ms is not None and quiet_ms is not None:
             if verifies_nothing:
                 self.quiet.bound(count, own_ms)
-            nodes_ms = self._costs.ms(rows) - self._costs.ms(count)
+            nodes_ms = self._costs.ms(rows) - self._costs.ms(count + fixed_nodes)
             # A step that stood still for other reasons says little.
             extra_ms = max(-0.5 * quiet_ms, min(own_ms - quiet_ms - nodes_ms, quiet_ms))
             self._tax(told, extra_ms)
         poor = max(1, sum(drafter.record.gains_nothing for drafter in self._drafters))
         for drafter in self._drafters:
             drafter.record.earn(self._costs.ms(count), sharers=poor)
-        is_fixed = any(work.assignment is not None and work.assignment.brake.fixed for work in works)
-        self.quiet.step(len(self._sessions), is_quiet=is_quiet or is_fixed)
+        self.quiet.step(len(self._sessions), is_quiet=is_quiet)
 
     def _tax(self, told: Counter[Told], extra_ms: float) -> None:
         """Shares out what a step took beside what was expected; drafts asked for in the last one may still be made."""
@@ -170,21 +190,14 @@ class Weigher:
                 if count := shares[key]:
                     drafter.record.observe_tax(extra_ms * count / total, told[key], probing=not listens)
 
-    def _fixed_ids(self) -> set[int]:
-        """Sessions with drafters whose users fixed their trees: what those cost says nothing of the others."""
-        return {
-            number
-            for drafter in self._drafters
-            for number, assignment in drafter.assignments.items()
-            if assignment.brake.fixed
-        }
-
     def _balance(self, seen: Seen) -> None:
         count = len(self._sessions)
         quiet_ms = self.quiet.ms(count)
         if quiet_ms is None:
             return
-        committed = sum(1 + (len(outcome.nodes) if outcome is not None else 0) for outcome in seen.outcomes)
+        free = [(work, outcome) for work, outcome in zip(seen.works, seen.outcomes, strict=True) if not _is_fixed(work)]
+        committed = len(self._fixed & seen.running) + len(free)
+        committed += sum(len(outcome.nodes) for _, outcome in free if outcome is not None)
         reading = any(work.assignment is not None and _is_reading(work.assignment) for work in seen.works)
         self._account.observe(
             count, committed=committed, wall_ms=seen.wall_ms, quiet_ms=quiet_ms, reading=reading
@@ -207,7 +220,7 @@ class Weigher:
         if num_running > len(works):
             left_out = seen.running - {work.session.session_id for work in works}
             # Nobody is charged for those that are left out because their users fixed their trees.
-            charged = len(left_out - self._fixed_ids()) / len(left_out)
+            charged = len(left_out - self._fixed) / len(left_out)
             left_out_ms = charged * max(0.0, plain_ms - share_ms * len(works)) / max(1, listening)
         waits_for_most = len(late) > 1 and 2 * len(late) > num_running
         wait_ms = seen.waited_ms / max(1, len(late)) * (_OWN_WAIT if waits_for_most else 1.0)
@@ -229,6 +242,10 @@ class Weigher:
             self._counters.silenced += brake.round_done(
                 nodes=drafted, accepted=accepted, net_ms=accepted * share_ms - lost_ms, step_ms=share_ms
             )
+
+
+def _is_fixed(work: Work) -> bool:
+    return work.assignment is not None and work.assignment.brake.fixed
 
 
 def _is_reading(assignment: Assignment) -> bool:

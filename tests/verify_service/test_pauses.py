@@ -86,6 +86,22 @@ def test_many_sessions_begin_without_drafts_and_a_trial_reads_the_shortest_text(
     rig.check_whole()
 
 
+def test_others_are_weighed_beside_a_session_fixed_by_its_request() -> None:
+    rig, truth, sim = build()
+    fixed = rig.submit(request([2], LONG, speculative=common_pb2.SpeculativeParams(num_draft_tokens=3)))
+    others = [s for token in range(7) for s in rig.submit(request([1, token], LONG))]
+    learn(truth, rig, *fixed, *others)
+    drafted_for = 0
+    for _ in range(300):
+        rig.step()
+        drafted_for += any(held.session in others for held in sim.drafter.assignments.values())
+    assert 0 < drafted_for < 10
+    assert fixed[0].stats.accepted_tokens > 200
+    rig.run()
+    check_outputs(rig, *fixed, *others)
+    rig.check_whole()
+
+
 class Slow(ReplyTimes):
     """A drafter of which it is known that no wait for it pays."""
 

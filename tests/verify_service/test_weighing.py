@@ -45,11 +45,11 @@ class Scale:
 
     def step(
         self, wall_ms: float = PLAIN_MS, *, tell: bool = False, nodes: int = 0, accepted: int = 0, times: int = 1,
-        waited_ms: float = 0.0,
+        waited_ms: float = 0.0, between_ms: float = 0.0,
     ) -> None:  # fmt: skip
         """So many steps in which each session verifies `nodes`; tell: drafters are asked before, if brakes let them.
 
-        waited_ms: the part of wall_ms in which all of them were waited for.
+        waited_ms: the part of wall_ms in which all of them were waited for; between_ms: the part outside the step.
         """
         for _ in range(times):
             self._now_ns += int(wall_ms * 1e6)
@@ -63,7 +63,7 @@ class Scale:
             outcomes: list[Accepted | None] = [Accepted(list(range(min(accepted, rows - 1))), 1) for _ in works]
             running = {one.session_id for one in self.sessions}
             since_ms, told = self.weigher.ended(works)
-            late, step_ms = self.assignments if waited_ms else [], wall_ms - waited_ms
+            late, step_ms = self.assignments if waited_ms else [], wall_ms - waited_ms - between_ms
             self.weigher.weigh(Seen(works, outcomes, step_ms, waited_ms, since_ms, late, running, told))
 
 
@@ -99,16 +99,16 @@ def test_a_prompts_step_teaches_nothing() -> None:
 
 @pytest.mark.parametrize("num_sessions", [1, 4])
 def test_what_telling_costs_is_shared_by_those_told(num_sessions: int) -> None:
-    scale = Scale(num_sessions, fixed=True)
+    scale = Scale(num_sessions)
     scale.step(times=SAMPLES + 2)
-    scale.step(PLAIN_MS + 4.0, tell=True, times=400)
+    scale.step(PLAIN_MS + 4.0, tell=True, nodes=1, accepted=1, between_ms=4.0, times=400)
     assert scale.record.tax_ms == pytest.approx(4.0 / num_sessions, rel=0.1)
 
 
 def test_nodes_are_not_counted_as_what_telling_costs() -> None:
-    scale = Scale(costs=STEEP, fixed=True)
+    scale = Scale(costs=STEEP)
     scale.step(times=SAMPLES + 2)
-    scale.step(PLAIN_MS + 8.0, tell=True, nodes=4, times=400)
+    scale.step(PLAIN_MS + 8.0, tell=True, nodes=4, accepted=4, times=400)
     assert scale.record.tax_ms == pytest.approx(0.0, abs=0.05)
 
 
@@ -133,6 +133,7 @@ def test_further_sessions_are_opened_once_something_was_heard_of_those_before() 
         assert scale.begin(2)[0] == 2
         setattr(second, heard, False)
     second.brake.fixed = True  # a request's own wish: it may never draft, and others do not wait for that
+    scale.step(times=SAMPLES + 2)
     assert scale.begin(2)[0] == 2
     second.brake.fixed = False
     second.unheard_steps = 8
@@ -145,6 +146,20 @@ def test_a_session_fixed_by_its_request_is_left_alone() -> None:
     scale.step(10 * PLAIN_MS, tell=True, nodes=4, times=100)
     assert not scale.assignments[0].brake.silent
     assert not scale.record.hushed
+
+
+def test_what_plain_steps_take_beside_a_session_fixed_by_its_request_has_its_drafts_in_it() -> None:
+    scale = Scale(2, costs=STEEP)
+    scale.step(times=SAMPLES + 2)
+    scale.assignments[0].brake.fixed = True
+    plain_ms = PLAIN_MS + 8.0
+    for _ in range(SAMPLES + 2):
+        scale.assignments[1].brake.silent = True
+        scale.step(plain_ms, tell=True)
+    assert scale.weigher.quiet.ms(2) == plain_ms
+    scale.assignments[0].brake.fixed = False
+    scale.weigher.begin(2)
+    assert scale.weigher.quiet.ms(2) == PLAIN_MS
 
 
 def test_where_every_step_asks_drafters_they_are_hushed_for_a_few_to_measure_without() -> None:
