@@ -26,6 +26,8 @@ _LAYER_TYPES = ("sliding_attention", "full_attention")
 class _Family:
     """What one architecture does not share with the others."""
 
+    model_type: str
+    """What config.json calls it. By another name transformers takes another class, whatever the architecture is."""
     left_out: dict[str, int]
     """What transformers' class takes for a key that config.json leaves out; null is a value of its own."""
     qkv_bias: bool | None = None
@@ -36,18 +38,18 @@ class _Family:
 
 
 _QWEN_LEFT_OUT = {"max_position_embeddings": 32_768, "num_key_value_heads": 32, "sliding_window": 4096}
-_QWEN2 = _Family(_QWEN_LEFT_OUT, qkv_bias=True, windowed="some")
+_QWEN2 = _Family("qwen2", _QWEN_LEFT_OUT, qkv_bias=True, windowed="some")
 # Those that our own decoders have; any other is for transformers (engine/models/transformers_config.py).
 _FAMILIES = {
-    "LlamaForCausalLM": _Family({"max_position_embeddings": 2048}),
+    "LlamaForCausalLM": _Family("llama", {"max_position_embeddings": 2048}),
     "MistralForCausalLM": _Family(
-        {"max_position_embeddings": 131_072, "num_key_value_heads": 8, "sliding_window": 4096},
+        "mistral", {"max_position_embeddings": 131_072, "num_key_value_heads": 8, "sliding_window": 4096},
         qkv_bias=False, windowed="all",
     ),
     "Qwen2ForCausalLM": _QWEN2,
-    "Qwen3ForCausalLM": _Family({**_QWEN_LEFT_OUT, "head_dim": 128}, qk_norm=True, windowed="some"),
+    "Qwen3ForCausalLM": _Family("qwen3", {**_QWEN_LEFT_OUT, "head_dim": 128}, qk_norm=True, windowed="some"),
     # MiMo-7B is Qwen2 with layers for multi-token prediction beside it, which are a drafter's.
-    "MiMoForCausalLM": _QWEN2,
+    "MiMoForCausalLM": replace(_QWEN2, model_type="mimo"),
 }  # fmt: skip
 ARCHITECTURES = tuple(_FAMILIES)
 
@@ -118,6 +120,7 @@ class ModelConfig:
             return _by_transformers(folder, trust_remote_code)
         generation = read_json(folder / "generation_config.json", missing_ok=True)
         try:
+            _leave_other_types(Fields(folder / "config.json", raw))
             return read_config(folder / "config.json", raw, generation)
         except NotOursError as reason:
             try:
@@ -130,6 +133,12 @@ def _refuse_head(folder: Path, raw: dict[str, Any]) -> None:
     family = family_named(raw)
     if family in ("eagle", "eagle3") and "vision_config" not in raw:  # some models that see are called Eagle too
         raise StartupError(f"{folder} is no model but a draft head, for --speculative-algorithm {family.upper()}")
+
+
+def _leave_other_types(config: Fields) -> None:
+    architecture, named = _architecture(config.path, config.values), config.values.get("model_type")
+    if named not in (None, _FAMILIES[architecture].model_type):
+        config.leave(f"model_type is {named!r}, of which {architecture!r} is not the architecture")
 
 
 def _by_transformers(folder: Path, trust_remote_code: bool) -> ModelConfig:
@@ -190,6 +199,10 @@ class _Reader(Fields):
 
     def _refuse_what_changes_the_arithmetic(self) -> None:
         refuse_quantised(self)
+        if not self.flag("is_causal", True):
+            self.fail("is_causal is false; a model that looks ahead cannot decode")
+        if self.values.get("per_layer_config") is not None:
+            self.leave("per_layer_config is not supported")
         if self.values.get("hidden_act", "silu") != "silu":
             self.leave(f"hidden_act {self.values['hidden_act']!r} is not supported; only silu is")
         if self.flag("mlp_bias", False):

@@ -12,6 +12,7 @@ from outrider.text_files import read_json
 WEIGHTS_NAME, PICKLED_NAME = "model.safetensors", "pytorch_model.bin"
 INDEX_NAME = f"{WEIGHTS_NAME}.index.json"
 PICKLED_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_NAMED = "transformers_weights"
 # What a trainer leaves beside its weights.
 _NO_WEIGHTS = ("training_args.bin", "optimizer.*", "scheduler.*", "scaler.*", "rng_state*")
 
@@ -19,10 +20,13 @@ _NO_WEIGHTS = ("training_args.bin", "optimizer.*", "scheduler.*", "scaler.*", "r
 def weight_files(folder: Path, *, load_format: str) -> list[Path]:
     """Safetensors files (`auto`, `safetensors`), or pickled ones (`pt`), found as transformers finds them.
 
-    Of pickled ones without its names all that match the first of PICKLED_PATTERNS that any does. Raises StartupError
-    where there are none, and for one that is a pipe, a pointer, a link to nothing.
+    A file or an index that `transformers_weights` of config.json names comes before all others. Of pickled ones without
+    their usual names all are taken that match the first of PICKLED_PATTERNS that any does. Raises StartupError where
+    there are none, and for one that is a pipe, a pointer, a link to nothing.
     """
-    if load_format == "pt":
+    if (named := read_json(folder / "config.json", missing_ok=True).get(_NAMED)) is not None:
+        files = _named_by_config(folder, named, PICKLED_NAME if load_format == "pt" else WEIGHTS_NAME)
+    elif load_format == "pt":
         files = _named(folder, PICKLED_NAME) or pickled_files(folder)
         if not files:
             raise StartupError(
@@ -66,12 +70,26 @@ def _named(folder: Path, whole: str) -> list[Path]:
     return _indexed(index, Path(whole).suffix) if os.path.lexists(index) else []
 
 
+def _named_by_config(folder: Path, named: object, usual: str) -> list[Path]:
+    """The file that config.json names, or those of the index that it names; `usual`: a name of the format asked for."""
+    suffix, index_suffix = Path(usual).suffix, f"{Path(usual).suffix}.index.json"
+    if not isinstance(named, str) or not named.endswith((suffix, index_suffix)) or not _is_within(named):
+        raise StartupError(
+            f"{folder / 'config.json'}: {_NAMED} is {named!r}; it must name a {suffix} file of its folder, or an index"
+        )
+    return [folder / named] if named.endswith(suffix) else _indexed(folder / named, suffix)
+
+
+def _is_within(name: str) -> bool:
+    return name.isprintable() and not name.startswith("/") and ".." not in name.split("/")
+
+
 def _indexed(index: Path, suffix: str) -> list[Path]:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise StartupError(f"{index} has no weight_map")
     names = sorted({str(name) for name in weight_map.values()})
     for name in names:
-        if not name.endswith(suffix) or not name.isprintable() or name.startswith("/") or ".." in name.split("/"):
+        if not name.endswith(suffix) or not _is_within(name):
             raise StartupError(f"{index} names {name!r}, which is no {suffix} file of its folder")
     return [index.parent / name for name in names]

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 
 from engine.model_folder import resolve_model
 from engine.models.heads.names import published_name
@@ -91,7 +90,7 @@ def export(
             check_replaceable(folder, target)
         _remove(folder)
         put_in_place(partial, folder)
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         raise Unfinished(f"the head cannot be written to {folder}: {reason_of(error)}") from error
 
 

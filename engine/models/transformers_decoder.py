@@ -101,6 +101,7 @@ class TransformersDecoder:
         except StartupError:
             raise
         except Exception as error:  # attention of a kind that does not come to ours, or comes in another way
+            self._by_transformers(tokens)  # which says so if it is the code itself that does not run
             refuse(self.config.architecture, f"its code does not run over the pool: {error!r}")
         layers = sorted(self._paged.seen)
         if layers != list(range(self.config.num_layers)):
@@ -111,10 +112,7 @@ class TransformersDecoder:
             )
         if self.pool.k.dtype.itemsize == 1:
             return  # keys and values in fp8 are another model than transformers'
-        try:
-            theirs = self._by_transformers(tokens)
-        except Exception as error:
-            refuse(self.config.architecture, f"transformers does not run it either: {error!r}")
+        theirs = self._by_transformers(tokens)
         apart = _distance(ours, theirs)
         allowed = _ROUNDED_TOLERANCE if rounds else _PROBE_TOLERANCE[self.pool.k.dtype]
         if not apart < allowed:
@@ -128,7 +126,10 @@ class TransformersDecoder:
             )
 
     def _by_transformers(self, tokens: np.ndarray, nudge: float = 0.0) -> torch.Tensor:
-        """Logits [n, vocab], by transformers' own attention; nudge: how far embeddings are moved at random, of each."""
+        """Logits [n, vocab], by transformers' own attention; nudge: how far embeddings are moved at random, of each.
+
+        StartupError where that does not run.
+        """
         inputs = torch.from_numpy(tokens).long().to(self.pool.k.device)[None]
 
         def moved(_module: Any, _args: Any, states: torch.Tensor) -> torch.Tensor:
@@ -139,6 +140,8 @@ class TransformersDecoder:
         try:
             self._model.set_attn_implementation("eager")
             return self._model(input_ids=inputs, use_cache=False).logits[0].float()
+        except Exception as error:
+            refuse(self.config.architecture, f"transformers itself does not run it: {error!r}")
         finally:
             self._model.set_attn_implementation(NAME)
             if hook is not None:
@@ -238,16 +241,22 @@ def windows_of(text: Any, config: ModelConfig) -> tuple[int, ...]:
     """Each layer's sliding window by the config, for layers that do not say it themselves; 0: none. Empty: nowhere."""
     kinds = getattr(text, "layer_types", None)
     window = getattr(text, "sliding_window", None) or 0
-    if not kinds:
+    strange = sorted(set(kinds or ()) - {"full_attention", "sliding_attention"})
+    if strange:
+        refuse(config.architecture, f"it has layers of {', '.join(strange)}")
+    if not (kinds and _reads(text, "layer_types")):
         # A family whose config has it as a field means every layer, some in their mask alone. Elsewhere no layer reads
         # it: a forward without a cache has no window. (The cache that `generate` makes does read it, and forgets.)
-        if not window or not getattr(text, "use_sliding_window", True) or text.model_type in _WINDOW_UNREAD:
+        is_off = _reads(text, "use_sliding_window") and not getattr(text, "use_sliding_window", True)
+        if not window or is_off or text.model_type in _WINDOW_UNREAD:
             return ()
         if not hasattr(type(text), "sliding_window"):
             warn_of_stray_window(window)
             return ()
         return (window,) * config.num_layers
-    strange = sorted(set(kinds) - {"full_attention", "sliding_attention"})
-    if strange:
-        refuse(config.architecture, f"it has layers of {', '.join(strange)}")
     return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
+
+
+def _reads(text: Any, key: str) -> bool:
+    """Whether the family's config has the key as a field: else it is a stray one of its file, which no layer reads."""
+    return hasattr(type(text), key) or not type(text).__module__.startswith("transformers.")

@@ -34,7 +34,7 @@ def load_transformers_model(
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()  # what is missing is told below, in one line
     config = load_config(folder, trust_remote_code=trust_remote_code)
-    config.use_cache = False
+    config.use_cache, config.return_dict = False, True
     with warnings.catch_warnings():
         # What transformers has to say about its own defaults is no news to who serves the model.
         warnings.simplefilter("ignore")

@@ -225,6 +225,27 @@ def test_shards_that_leave_the_folder(folder: Path, name: str) -> None:
     refused(folder, "no .safetensors file of its folder")
 
 
+def test_weights_that_config_json_names_come_before_all_others(folder: Path) -> None:
+    stored = load(folder)
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in stored.items()}
+    config = json.loads((folder / "config.json").read_text())
+
+    def name(file: object) -> None:
+        (folder / "config.json").write_text(json.dumps({**config, "transformers_weights": file}))
+
+    save_file(zeros, folder / "zeros.safetensors")
+    index = {"weight_map": dict.fromkeys(zeros, "zeros.safetensors")}
+    (folder / "zeros.safetensors.index.json").write_text(json.dumps(index))
+    for file in ("zeros.safetensors", "zeros.safetensors.index.json"):
+        name(file)
+        assert not any(tensor.any() for tensor in load(folder).values())
+    for wrong in ("../zeros.safetensors", "zeros.bin", 7):
+        name(wrong)
+        refused(folder, "transformers_weights is .*; it must name a .safetensors file of its folder, or an index")
+    name("none.safetensors")
+    refused(folder, r"none\.safetensors does not exist")
+
+
 def test_shards_that_are_links_are_read(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     outside = tmp_path_factory.mktemp("outside") / "w"  # as downloads that share a cache leave them
     (folder / WEIGHTS).rename(outside)

@@ -293,6 +293,61 @@ def test_a_window_that_the_family_does_not_have_is_not_used_and_a_line_says_so(h
         close(runner.forward([sessions(runner, 1)[0].segment(tokens)]), logits_of(model, tokens))
 
 
+STRAY = {"sliding_window": WINDOW, "layer_types": ["sliding_attention"] * 3}
+
+
+@pytest.mark.parametrize(
+    ("name", "stray"),
+    [
+        ("granite", STRAY),
+        ("olmo2", STRAY),
+        ("phimoe", {"layer_types": ["full_attention"] * 3}),
+        ("phimoe", {"use_sliding_window": False}),
+        ("phimoe", {"return_dict": False}),
+        ("llama", {"per_layer_config": {"0": {}}}),
+    ],
+)
+def test_keys_that_a_family_does_not_read_change_nothing(name: str, stray: dict[str, Any], tmp_path: Path) -> None:
+    torch.manual_seed(7)
+    shape = {**SHAPE, "sliding_window": WINDOW} if name == "phimoe" else SHAPE
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(name, **shape)).eval()
+    model.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **stray}))
+    tokens = random_tokens(40, 5)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    theirs.config.return_dict = True
+    runner = load(tmp_path)
+    close(runner.forward([sessions(runner, 1)[0].segment(tokens)]), logits_of(theirs, tokens))
+
+
+def test_a_model_type_other_than_the_architectures_is_what_transformers_goes_by(tmp_path: Path) -> None:
+    torch.manual_seed(8)
+    transformers.AutoModelForCausalLM.from_config(transformers.LlamaConfig(**SHAPE)).save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    raw = json.loads(path.read_text())
+    del raw["rms_norm_eps"]
+    path.write_text(json.dumps({**raw, "model_type": "olmo"}))  # its norms have no weights
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    runner, tokens = load(tmp_path), random_tokens(40, 5)
+    assert not runner.config.is_native
+    close(runner.forward([sessions(runner, 1)[0].segment(tokens)]), logits_of(theirs, tokens))
+    path.write_text(json.dumps({**raw, "model_type": "mine"}))
+    with pytest.raises(StartupError, match=r"model_type is 'mine', of which 'LlamaForCausalLM' is not.*does not take"):
+        load(tmp_path)
+
+
+def test_weights_that_config_json_names(gemma: tuple[Path, Any], tmp_path: Path) -> None:
+    folder = shutil.copytree(gemma[0], tmp_path / "m")
+    (folder / "model.safetensors").rename(folder / "mine.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "transformers_weights": "mine.safetensors"}))
+    (folder / "model.safetensors").write_bytes(b"another")
+    tokens = random_tokens(20, 5)
+    runner = load(folder)
+    close(runner.forward([sessions(runner, 1)[0].segment(tokens)]), logits_of(gemma[1], tokens))
+
+
 @pytest.mark.parametrize(("dtype", "quantization"), [("bfloat16", None), ("float32", "int8_dynamic")])
 def test_large_activations_are_not_taken_for_other_attention(
     dtype: str, quantization: str | None, tmp_path: Path
@@ -311,7 +366,7 @@ def test_what_transformers_does_not_run_itself_is_refused_by_name(tmp_path: Path
     save("gemma2", tmp_path)
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "sliding_window": None}))
-    with pytest.raises(StartupError, match=r"Gemma2ForCausalLM.*transformers does not run it either.*sliding_window"):
+    with pytest.raises(StartupError, match=r"Gemma2ForCausalLM.*transformers itself does not run it.*sliding_window"):
         load(tmp_path)
 
 

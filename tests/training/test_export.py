@@ -277,6 +277,13 @@ def test_a_map_needs_data(tmp_path: Path) -> None:
         token_map_main(TokenMapArgs(data=str(tmp_path), output=str(tmp_path / "map.pt")))
 
 
+def test_a_map_on_a_full_disk(data: Path, tmp_path: Path) -> None:
+    path = tmp_path / "map.safetensors"
+    with full_disk(50), pytest.raises(Unfinished, match=f"the map cannot be written to {path}: .*{FULL}"):
+        token_map_main(TokenMapArgs(data=str(data), output=str(path)))
+    assert not list(tmp_path.glob("map*"))
+
+
 def test_an_export_asks_for_nothing_that_it_does_not_read(capsys: pytest.CaptureFixture[str]) -> None:
     """It runs nothing: the weights are all that it needs of a target."""
     words = ["--checkpoint=head", "--output=export"]

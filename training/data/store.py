@@ -134,7 +134,7 @@ class DataFolder:
             return
         try:
             self._add_shard()
-        except (SafetensorError, OSError) as error:
+        except OSError as error:
             raise Unfinished(f"training data cannot be kept in {self.folder}: {reason_of(error)}") from error
         self._records, self._new_ended = [], []
 

@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 
 from engine.convert import convert_head, resolve_source
 from engine.models.heads.load import load_head
-from outrider.errors import StartupError
+from outrider.errors import StartupError, Unfinished
+from tests.engine.disk import FULL, full_disk
 from tests.engine.heads import make
 from tests.engine.heads.make import HIDDEN, Written
 
@@ -143,6 +144,13 @@ def test_a_destination_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StartupError, match="cannot be written"):
         convert_head(source.folder, tmp_path / "file" / "out")
+
+
+def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
+    source = make.eagle(tmp_path / "source")
+    with full_disk(5000), pytest.raises(Unfinished, match=f"head cannot be written: .*{FULL}"):
+        convert_head(source.folder, tmp_path / "out" / "head")
+    assert not list((tmp_path / "out").iterdir())
 
 
 def test_code_in_a_pickled_file_does_not_run(tmp_path: Path) -> None:
