@@ -445,6 +445,14 @@ def test_the_command_goes_on_with_what_is_there(
     assert "tokens/s generated" in capsys.readouterr().out
 
 
+def test_prompts_that_cannot_be_read_leave_no_folder(target: Path, tmp_path: Path) -> None:
+    prompts, output = tmp_path / "own.jsonl", tmp_path / "data"
+    prompts.write_text("{")
+    with pytest.raises(StartupError, match=f"{prompts}, line 1: it is not JSON"):
+        build.main(DataArgs(model_path=str(target), output=str(output), prompts=(str(prompts),)))
+    assert not output.exists()
+
+
 def test_a_step_holds_a_row_of_every_conversation_and_prompts(
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

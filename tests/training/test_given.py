@@ -75,7 +75,10 @@ def test_a_prompt_that_cannot_be_kept_out_is_told(line: str, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("{", "it is not JSON"),
+        ("{", "it is not JSON: Expecting property name enclosed in double quotes at column 2$"),
+        ('{"messages": [{"role": "system", "content": "Be brief."}]}', "messages has no message of a user; it must"),
+        ('{"conversations": [{"from": "gpt"}]}', "conversations has no message of a user; it must have one"),
+        ('{"conversations": [{"from": "human"}]}', r"conversations\[0\].value is null"),
         ("[" * 100_000, "its brackets are nested too deeply"),
         ("5", "it is a number; it must be a string, or an object with one of messages"),
         ('{"text": 1}', "it has none of messages, conversations, turns, prompt"),
@@ -91,7 +94,7 @@ def test_a_prompt_that_cannot_be_kept_out_is_told(line: str, tmp_path: Path) -> 
         ('{"messages": ["Hi"]}', r"messages\[0\] is a string; it must be an object"),
         ('{"messages": [{"role": "critic", "content": "Hi"}]}', r"messages\[0\] has the role 'critic'; it must be one"),
         ('{"messages": [{"content": "Hi"}]}', r"messages\[0\] has the role null"),
-        ('{"messages": [{"role": "user"}]}', r"messages\[0\].value is null"),
+        ('{"messages": [{"role": "user"}]}', r"messages\[0\].content is null"),
         ('{"messages": [{"role": "user", "content": true}]}', r"content is true or false; it must be a string"),
         ('{"messages": [{"role": "user", "content": []}]}', r"content is empty"),
         ('{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}', "content has a part that is no text"),
@@ -105,7 +108,14 @@ def test_a_line_that_is_no_conversation_is_told_with_the_reason(line: str, reaso
         read_conversations(path)
 
 
-@pytest.mark.parametrize("text", ["", "\n", '{"messages": [{"role": "system", "content": "Be brief."}]}'])
+def test_a_line_that_is_not_utf_8_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "own.jsonl"
+    path.write_bytes('"Hi"\n"Où?"\n'.encode() + b'"\xe9"\n')
+    with pytest.raises(StartupError, match=f"{path}, line 3: it is not UTF-8: .* at byte 2$"):
+        read_conversations(path)
+
+
+@pytest.mark.parametrize("text", ["", "\n"])
 def test_a_file_that_asks_nothing_is_told(text: str, tmp_path: Path) -> None:
     path = tmp_path / "own.jsonl"
     path.write_text(text)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from llguidance import LLMatcher
 from tokenizers import Tokenizer
 
 from outrider.errors import InvalidArgument
@@ -19,7 +22,7 @@ from tests.fakes import ToyModel
 from tests.verify_service.grammars import EOS, allowed_after, renewed, to_the_end, token_id
 from tests.verify_service.rig import MAX_CHOICES, MAX_NODES, Rig, build_rig, request
 from verify_service.grammar import pruned
-from verify_service.grammar_compiler import MAX_ANEW, GrammarCompiler
+from verify_service.grammar_compiler import MAX_ANEW, GrammarCompiler, Source
 from verify_service.requests import RequestBounds, SessionFactory
 
 _DEEPER = {"type": "object", "properties": {"a": {"$ref": "#/$defs/deeper"}}, "required": ["a"]}
@@ -142,7 +145,7 @@ def test_an_answer_whose_grammar_another_exhausts_goes_on_without_drafts(
 
 
 def test_many_outputs_of_a_spent_grammar_go_on_or_end_and_the_step_waits_for_none(
-    compiler: GrammarCompiler, tokenizer: Tokenizer
+    compiler: GrammarCompiler, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One more than may wait: it ends with the error of the lexer, as if the limit were its own."""
     never = {EOS: -100.0, token_id(tokenizer, "Z"): -100.0}
@@ -150,10 +153,21 @@ def test_many_outputs_of_a_spent_grammar_go_on_or_end_and_the_step_waits_for_non
     (plain,) = rig.submit(request([9], SamplingParams(temperature=0.0, max_tokens=60)))
     sessions = [rig.submit(_asked([3], LEXERS, logit_bias=never))[0] for _ in range(3)]
     rig.submit(_asked([7, 8], LEXERS, logit_bias={token_id(tokenizer, "Z"): 100.0}))
+    all_asked, led_anew = threading.Event(), compiler._led_anew
+
+    def held(source: Source, output: Sequence[int]) -> LLMatcher:
+        assert all_asked.wait(60)
+        return led_anew(source, output)
+
+    monkeypatch.setattr(compiler, "_led_anew", held)
     compiler._num_anew += MAX_ANEW - 2
     try:
+        while not rig.errors:
+            rig.step()
+        all_asked.set()
         rig.run()
     finally:
+        all_asked.set()
         compiler._num_anew -= MAX_ANEW - 2
     assert plain.session_id in rig.finishes
     ended = [str(rig.errors[session.session_id]) for session in sessions if session.session_id in rig.errors]

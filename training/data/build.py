@@ -43,6 +43,7 @@ def main(args: DataArgs) -> int:
     model_path = resolve_model(args.model_path, revision=args.revision)
     num_layers = trainable_config(model_path).num_layers  # hours pass before `train head` could refuse it
     chat = ChatFormat.of_model(model_path)
+    script = make_script(args, chat)
     layers = () if args.store_states is None else stored_layers(num_layers)
     with memory_for(f"--batch-size {args.batch_size} and --max-len {args.max_len}"):
         runner = ModelRunner.load(
@@ -54,7 +55,7 @@ def main(args: DataArgs) -> int:
     output, kept = Path(args.output), args.store_states
     states = None if kept is None else StateFiles(Path(kept), runner, layers)
     folder = DataFolder(output, data_facts(args, model_path, runner.config.vocab_size), states, asked(args))
-    script = make_script(args, chat, folder)
+    script.know(folder.keys)
     completer = Completer(runner, shared=chat.opening)
     report = _Report(folder, args.tokens, completer)
     for index, records in completer.run(_numbered(script, folder.ended, args.share_of(), stopping, report)):
@@ -69,15 +70,13 @@ def main(args: DataArgs) -> int:
     return 0
 
 
-def make_script(args: DataArgs, chat: ChatFormat, folder: DataFolder) -> Script:
-    """The conversations that these settings ask for, less what the folder has."""
+def make_script(args: DataArgs, chat: ChatFormat) -> Script:
+    """The conversations that these settings ask for. StartupError for files of prompts that cannot be read."""
     passages = Passages.of_system()
     overlap = OverlapFilter(text for path in args.exclude_paths() for text in read_prompts(path))
     given = [talk for path in args.prompts for talk in read_conversations(Path(path))]
     composer = Composer(Material.load(), passages.prose, passages.code)
-    script = Script(chat, composer, overlap, seed=args.seed, mix=args.mix(), given=given)
-    script.know(folder.keys)
-    return script
+    return Script(chat, composer, overlap, seed=args.seed, mix=args.mix(), given=given)
 
 
 def data_facts(args: DataArgs, model_path: Path, vocab_size: int) -> dict[str, Any]:

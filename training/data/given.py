@@ -23,11 +23,9 @@ def read_conversations(path: Path) -> list[list[Message]]:
     found = []
     for number, value in read_values(path):
         try:
-            messages = _messages(value)
+            found.append(_messages(value))
         except WrongLine as error:
             raise wrong(path, number, error) from error
-        if any(message["role"] == "user" for message in messages):
-            found.append(messages)
     if not found:
         raise StartupError(f"{path} holds no prompts")
     return found
@@ -56,7 +54,10 @@ def _messages(value: Any) -> list[Message]:
     for key in ("messages", "conversations"):
         if key in value:
             read = [_message(item, f"{key}[{index}]") for index, item in enumerate(_list(value[key], key))]
-            return [message for message in read if message is not None]
+            messages = [message for message in read if message is not None]
+            if not any(message["role"] == "user" for message in messages):
+                raise WrongLine(f"{key} has no message of a user; it must have one")
+            return messages
     return _turns(value)
 
 
@@ -78,7 +79,7 @@ def _message(item: Any, name: str) -> Message | None:
     if not isinstance(role, str) or role not in _ROLES:
         known = ", ".join((*_ROLES, *sorted(_ANSWERING)))
         raise WrongLine(f"{name} has the role {_shown(role)}; it must be one of {known}")
-    key = "content" if "content" in item else "value"
+    key = "value" if "content" not in item and ("value" in item or "from" in item) else "content"
     return {"role": _ROLES[role], "content": _text(_joined(item.get(key), f"{name}.{key}"), f"{name}.{key}")}
 
 

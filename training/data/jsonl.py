@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,17 +18,21 @@ class WrongLine(Exception):
 def read_values(path: Path) -> Iterator[tuple[int, Any]]:
     """Number and value of every line that is not empty. StartupError when the file, or a line of it, cannot be read."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+        content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
+    except OSError as error:
         raise StartupError(f"prompts cannot be read from {path}: {reason_of(error)}") from error
     # Not splitlines: JSON's strings may hold U+2028 and others that it splits at.
-    for number, line in enumerate(text.split("\n"), 1):
+    for number, line in enumerate(content.split(b"\n"), 1):
         if not line.strip():
             continue
         try:
-            yield number, json.loads(line)
+            yield number, json.loads(line.decode())
         except RecursionError as error:
             raise wrong(path, number, "its brackets are nested too deeply") from error
+        except UnicodeDecodeError as error:
+            raise wrong(path, number, f"it is not UTF-8: {error.reason} at byte {error.start + 1}") from error
+        except json.JSONDecodeError as error:
+            raise wrong(path, number, f"it is not JSON: {error.msg} at column {error.colno}") from error
         except ValueError as error:
             raise wrong(path, number, f"it is not JSON: {reason_of(error)}") from error
 
