@@ -86,13 +86,14 @@ def is_whole(arguments: str) -> bool:
 class CallScanner:
     """One call. `push` gives arguments as they come once the name is known.
 
-    `done` when the object has closed; `failed` when a character came that no call has there.
+    `done` when the object has closed; `failed` when a character came that no call has there; then `lacks_brace` when
+    the object's last brace would have been right there.
     """
 
     def __init__(self) -> None:
         self.name: str | None = None
         self.done = False
-        self.failed = False
+        self.failed = self.lacks_brace = False
         self._num_taken = 0
         self._state: Literal["open", "key", "colon", "value", "comma"] = "open"
         self._key = ""
@@ -115,6 +116,7 @@ class CallScanner:
                 self._take(char)
             except NotACall:
                 self.failed = True
+                self.lacks_brace = self.name is not None and self._state == "comma"
                 self._end_arguments()
                 return index, told + self._tell()
             told += self._tell()
@@ -211,6 +213,8 @@ def _no_value(_: str) -> NoReturn:
 
 class ArgumentScanner:
     """Arguments alone, an object, where the format has told the name already. As CallScanner otherwise."""
+
+    lacks_brace = False
 
     def __init__(self, name: str) -> None:
         self.name: str | None = name

@@ -192,9 +192,9 @@ class TaggedCalls:
                 made.append(CallBegin(self._index, call.name))
         if arguments:
             made.append(CallArguments(self._index, arguments))
-        if call.failed:
+        if call.failed and not call.lacks_brace:
             made += self._leave()
-        elif call.done:
+        elif call.done or call.failed:  # small models leave the last brace out
             self._state, self._call, self._told_name, self._expecting = "gap", None, False, False
             self._between = True
         return made, text[size:]

@@ -483,6 +483,20 @@ def test_braces_too_many_after_a_call(name: str, strays: str, cuts: list[int]) -
     assert parse(form_of(name), text, cuts) == ("", [("now", "{}")])
 
 
+@pytest.mark.parametrize("name", list(WITH_NAMES))
+@pytest.mark.parametrize("cuts", [[], EVERYWHERE])
+def test_a_brace_too_few_ends_a_call_all_the_same(name: str, cuts: list[int]) -> None:
+    text = WITH_NAMES[name] % '{"name": "now", "arguments": {"a": 1}'
+    assert parse(form_of(name), text, cuts) == ("", [("now", '{"a": 1}')])
+
+
+@pytest.mark.parametrize("cuts", [[], EVERYWHERE])
+def test_what_follows_a_brace_too_few(cuts: list[int]) -> None:
+    call, other = '<tool_call>{"name": "now", "arguments": {}', '<tool_call>{"name": "now"}</tool_call>'
+    assert parse(HERMES, f"{call}</tool_call>{other}", cuts) == ("", [("now", "{}"), ("now", "{}")])
+    assert parse(HERMES, f"{call} and so on", cuts) == ("and so on", [("now", "{}")])
+
+
 @pytest.mark.parametrize("text", ["} else {", "}} x} y", "}a"])
 @pytest.mark.parametrize("cuts", [[], EVERYWHERE])
 def test_text_after_a_call_may_begin_with_braces(text: str, cuts: list[int]) -> None:
