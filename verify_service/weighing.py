@@ -60,7 +60,8 @@ class Weigher:
     """Measures steps and tells brakes what drafts gave. Owned by the engine. clock: monotonic nanoseconds."""
 
     def __init__(self, drafters: Drafters, costs: CostTable, counters: Counters, clock: Callable[[], int]) -> None:
-        self._quiet: dict[int, QuietTimes] = {}  # by about how many sessions have fixed trees
+        self.quiet = QuietTimes(costs)  # beside as many sessions with fixed trees as there are
+        self._quiet_beside: dict[int, QuietTimes] = {0: self.quiet}  # by about how many those are
         self._account = Account()
         self._drafters = drafters
         self._costs = costs
@@ -73,11 +74,6 @@ class Weigher:
         self._told_before: Counter[Told] = Counter()  # sessions told last
         self._linger = 0  # steps that drafts asked for then may still disturb
 
-    @property
-    def quiet(self) -> QuietTimes:
-        """What plain steps take beside as many sessions with fixed trees as there are now."""
-        return self._quiet.setdefault(len(self._fixed).bit_length(), QuietTimes(self._costs))
-
     def begin(self, sessions: int) -> bool:
         """Decides whether drafters are heard in a step of so many sessions.
 
@@ -89,6 +85,10 @@ class Weigher:
             for number, assignment in drafter.assignments.items()
             if assignment.brake.fixed
         }
+        size = len(self._fixed).bit_length()
+        if size not in self._quiet_beside:
+            self._quiet_beside[size] = QuietTimes(self._costs)
+        self.quiet = self._quiet_beside[size]
         self.quiet.begin(sessions)
         paused = self._account.is_paused(sessions)
         hushed = paused or self.quiet.is_measuring
