@@ -29,7 +29,7 @@ A step:
     device_sampler                       the same where the logits are
     device_layout                        how a step's work lies for that
     logprobs                             log-probabilities of tokens
-    committing                           pages kept, tokens sent, verdicts prepared
+    committing, unsent                   pages kept, verdicts prepared; what clients are to get
     step_failures                        what a failed step means
 
 Grammars:

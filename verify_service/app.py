@@ -46,9 +46,10 @@ from verify_service.scheduler import Scheduler
 from verify_service.service import VerifyServicer, new_boot_id
 from verify_service.session_pages import SessionPages
 from verify_service.sizing import outbox_bytes
-from verify_service.step_loop import Responses, StepLoop
+from verify_service.step_loop import StepLoop
 from verify_service.target import Target
 from verify_service.turns import Lending
+from verify_service.unsent import Responses
 
 log = get_logger(__name__)
 

@@ -17,9 +17,9 @@ from verify_service.call_totals import CallTotals
 from verify_service.commands import Cancel, Inbox, Submit
 from verify_service.requests import SessionFactory
 from verify_service.session import Session
-from verify_service.step_loop import Responses
 from verify_service.target import Target
 from verify_service.tracing import CallTrace, begin
+from verify_service.unsent import Responses
 
 log = get_logger(__name__)
 

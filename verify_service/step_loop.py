@@ -33,7 +33,7 @@ from verify_service.commands import (
     Stop,
     Submit,
 )
-from verify_service.committing import Committer, Unsent
+from verify_service.committing import Committer
 from verify_service.counting import COMMIT, FORWARD, IDLE, PLAN, TELL, Counters, DecodeLog
 from verify_service.drafters import Drafters
 from verify_service.features import FeatureSender
@@ -47,6 +47,7 @@ from verify_service.session import Session
 from verify_service.step_failures import MAX_FAILED_STEPS, ends_the_engine
 from verify_service.telling import Teller
 from verify_service.turns import Compute, Lending, Steps, Turns, Wait
+from verify_service.unsent import Responses, Unsent, responses_of
 from verify_service.weighing import Seen, Weigher
 from verify_service.work import Work
 
@@ -54,8 +55,6 @@ log = get_logger(__name__)
 
 _IDLE = Wait(None)
 _MANY = 8  # sessions of a step, whose trees it pays to have linked by the clerk
-
-Responses = list[tuple[Session, verify_pb2.GenerateResponse | Exception]]
 
 
 class StepLoop:
@@ -307,10 +306,7 @@ class StepLoop:
         self.scheduler.pages.settle()
         self._committer.count()
         if self._responses:
-            responses: Responses = [
-                (session, unsent if isinstance(unsent, Exception) else unsent.response())
-                for session, unsent in self._responses
-            ]
+            responses = responses_of(self._responses)
             self._responses.clear()
             self._deliver(responses)
         self._settle_account()

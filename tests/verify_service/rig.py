@@ -47,8 +47,9 @@ from verify_service.sampler import Sampler
 from verify_service.scheduler import Scheduler
 from verify_service.session import Session
 from verify_service.session_pages import SessionPages
-from verify_service.step_loop import Responses, StepLoop
+from verify_service.step_loop import StepLoop
 from verify_service.turns import Compute, Pause
+from verify_service.unsent import Responses
 
 MAX_NODES, MAX_PROPOSAL_NODES, MAX_ASSUMED, MAX_KEPT, MAX_CHOICES = 8, 32, 8, 4, 8
 
