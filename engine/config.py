@@ -5,6 +5,7 @@ Knows no tensors. Anything that would change the arithmetic and is not understoo
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -116,6 +117,7 @@ class ModelConfig:
         """Reads config.json, and the end ids from generation_config.json. Raises StartupError naming what is wrong."""
         raw = read_json(folder / "config.json")
         _refuse_head(folder, raw)
+        _refuse_other_configs(Fields(folder / "config.json", raw))
         if _architecture(folder / "config.json", raw) not in ARCHITECTURES:
             return _by_transformers(folder, trust_remote_code)
         generation = read_json(folder / "generation_config.json", missing_ok=True)
@@ -133,6 +135,18 @@ def _refuse_head(folder: Path, raw: dict[str, Any]) -> None:
     family = family_named(raw)
     if family in ("eagle", "eagle3") and "vision_config" not in raw:  # some models that see are called Eagle too
         raise StartupError(f"{folder} is no model but a draft head, for --speculative-algorithm {family.upper()}")
+
+
+def _refuse_other_configs(config: Fields) -> None:
+    if config.values.get("configuration_files") is not None:  # by transformers' version; the checks here read one file
+        config.fail("configuration_files names other files to read in its place; give a folder with config.json alone")
+
+
+def refuse_looking_ahead(config: Fields) -> None:
+    """StartupError unless is_causal is true or left out: null is no default of transformers' masks."""
+    value = config.values.get("is_causal", True)
+    if value is None or not config.flag("is_causal", True):
+        config.fail(f"is_causal is {json.dumps(value)}; a model that looks ahead cannot decode")
 
 
 def _leave_other_types(config: Fields) -> None:
@@ -199,32 +213,29 @@ class _Reader(Fields):
 
     def _refuse_what_changes_the_arithmetic(self) -> None:
         refuse_quantised(self)
-        if not self.flag("is_causal", True):
-            self.fail("is_causal is false; a model that looks ahead cannot decode")
+        refuse_looking_ahead(self)
         if self.values.get("per_layer_config") is not None:
             self.leave("per_layer_config is not supported")
         if self.values.get("hidden_act", "silu") != "silu":
             self.leave(f"hidden_act {self.values['hidden_act']!r} is not supported; only silu is")
         if self.flag("mlp_bias", False):
             self.leave("mlp_bias is not supported")
-        if self.number("partial_rotary_factor", 1.0) != 1.0:
-            self.leave("partial_rotary_factor other than 1 is not supported")
 
     def _windows(self, family: _Family) -> tuple[int, ...]:
-        if self.values.get("sliding_window") is None:
-            return ()
         if family.windowed == "none":
-            if self.values.get("use_sliding_window", True):
+            if self.values.get("sliding_window") is not None and self.values.get("use_sliding_window", True):
                 warn_of_stray_window(self.values["sliding_window"])
             return ()
-        window, num_layers = self.count("sliding_window"), self.count("num_hidden_layers")
+        kinds, num_layers = self.values.get("layer_types"), self.count("num_hidden_layers")
+        if (reason := self._why_without_windows(family)) is not None:
+            if isinstance(kinds, list) and _LAYER_TYPES[0] in kinds:
+                self.fail(f"layer_types names {_LAYER_TYPES[0]}, but {reason}; transformers does not run it either")
+            return ()
+        window = self.count("sliding_window")
         if family.windowed == "all":
-            if self.values.get("layer_types") is not None:
+            if kinds is not None:
                 self.leave("layer_types make a Ministral of a Mistral")
             return (window,) * num_layers
-        if not self.flag("use_sliding_window", False):
-            return ()
-        kinds = self.values.get("layer_types")
         if kinds is None:
             full = self.values.get("max_window_layers", 28)
             if type(full) is not int or full < 0:
@@ -233,6 +244,13 @@ class _Reader(Fields):
         if not isinstance(kinds, list) or len(kinds) != num_layers or any(kind not in _LAYER_TYPES for kind in kinds):
             self.fail(f"layer_types must name {' or '.join(_LAYER_TYPES)} for each of {num_layers} layers")
         return tuple(window if kind == _LAYER_TYPES[0] else 0 for kind in kinds)
+
+    def _why_without_windows(self, family: _Family) -> str | None:
+        if self.values.get("sliding_window") is None:
+            return "sliding_window is null"
+        if family.windowed == "some" and not self.flag("use_sliding_window", False):
+            return "use_sliding_window is false"
+        return None
 
 
 def warn_of_stray_window(window: object) -> None:

@@ -23,7 +23,7 @@ from engine.models.heads.load import HeadFolder, flattened, own_tokens, tensors_
 from engine.models.heads.names import DRAFT_TO_TARGET, TARGET_TO_DRAFT, published_name
 from engine.models.heads.token_map import target_tokens
 from engine.saving import save_tensors
-from engine.weight_files import PICKLED_PATTERNS, pickled_files
+from engine.weight_files import PICKLED_PATTERNS, WEIGHTS_KEY, pickled_files
 from engine.whole import put_in_place, work_folder
 from outrider.args import ConvertArgs
 from outrider.errors import StartupError, Unfinished
@@ -33,7 +33,7 @@ SOURCE_PATTERNS = ["*.safetensors", "*.bin", "*.json"]
 # Of a source's config.json: what names its own format, and keys that are written anew.
 _DROPPED = (
     "speculators_config", "speculators_model_type", "speculators_version", "auto_map", "architectures", "model_type",
-    "eagle_config", "eagle_aux_hidden_state_layer_ids", "fusion_bias", "layernorms",
+    "eagle_config", "eagle_aux_hidden_state_layer_ids", "fusion_bias", "layernorms", WEIGHTS_KEY,
 )  # fmt: skip
 
 

@@ -48,12 +48,18 @@ def read_rope(config: Fields) -> Rope:
     kind = rope.values.get("rope_type") or rope.values.get("type") or "default"
     if not isinstance(kind, str):
         config.fail(f"rope_type is {kind!r}; it must be a name")
+    share = rope.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
+    if share != 1.0 and kind == "default":
+        config.leave("partial_rotary_factor other than 1 is not supported")
+    if share != 1.0:
+        config.fail(
+            f"partial_rotary_factor is {share} with rope scaling {kind!r}; it must be 1, as this family's layers turn "
+            "whole heads (transformers does not run it either)"
+        )
     if kind == "default":
         return Rope(theta, None, longest)
     if kind not in {"linear", "llama3", "yarn"}:
         config.leave(f"rope scaling {kind!r} is not supported; linear, llama3 and yarn are")
-    if rope.number("partial_rotary_factor", 1.0) != 1.0:
-        config.leave("partial_rotary_factor other than 1 is not supported")
     if kind == "linear":
         scaling = RopeScaling("linear", rope.number("factor"))
         names_original = rope.values.get(ORIGINAL_LENGTH) or config.values.get(ORIGINAL_LENGTH)

@@ -12,7 +12,8 @@ from outrider.text_files import read_json
 WEIGHTS_NAME, PICKLED_NAME = "model.safetensors", "pytorch_model.bin"
 INDEX_NAME = f"{WEIGHTS_NAME}.index.json"
 PICKLED_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-_NAMED = "transformers_weights"
+WEIGHTS_KEY = "transformers_weights"
+"""Of config.json: the file, or the index, that is read whatever else there is."""
 # What a trainer leaves beside its weights.
 _NO_WEIGHTS = ("training_args.bin", "optimizer.*", "scheduler.*", "scaler.*", "rng_state*")
 
@@ -20,12 +21,12 @@ _NO_WEIGHTS = ("training_args.bin", "optimizer.*", "scheduler.*", "scaler.*", "r
 def weight_files(folder: Path, *, load_format: str) -> list[Path]:
     """Safetensors files (`auto`, `safetensors`), or pickled ones (`pt`), found as transformers finds them.
 
-    A file or an index that `transformers_weights` of config.json names comes before all others. Of pickled ones without
+    A file or an index that config.json names (WEIGHTS_KEY) comes before all others. Of pickled ones without
     their usual names all are taken that match the first of PICKLED_PATTERNS that any does. Raises StartupError where
     there are none, and for one that is a pipe, a pointer, a link to nothing.
     """
-    if (named := read_json(folder / "config.json", missing_ok=True).get(_NAMED)) is not None:
-        files = _named_by_config(folder, named, PICKLED_NAME if load_format == "pt" else WEIGHTS_NAME)
+    if (named := read_json(folder / "config.json", missing_ok=True).get(WEIGHTS_KEY)) is not None:
+        files = _named_by_config(folder, named, load_format)
     elif load_format == "pt":
         files = _named(folder, PICKLED_NAME) or pickled_files(folder)
         if not files:
@@ -67,24 +68,25 @@ def _named(folder: Path, whole: str) -> list[Path]:
     if os.path.lexists(folder / whole):
         return [folder / whole]
     index = folder / f"{whole}.index.json"
-    return _indexed(index, Path(whole).suffix) if os.path.lexists(index) else []
+    return _indexed(folder, index, Path(whole).suffix) if os.path.lexists(index) else []
 
 
-def _named_by_config(folder: Path, named: object, usual: str) -> list[Path]:
-    """The file that config.json names, or those of the index that it names; `usual`: a name of the format asked for."""
-    suffix, index_suffix = Path(usual).suffix, f"{Path(usual).suffix}.index.json"
-    if not isinstance(named, str) or not named.endswith((suffix, index_suffix)) or not _is_within(named):
-        raise StartupError(
-            f"{folder / 'config.json'}: {_NAMED} is {named!r}; it must name a {suffix} file of its folder, or an index"
-        )
-    return [folder / named] if named.endswith(suffix) else _indexed(folder / named, suffix)
+def _named_by_config(folder: Path, named: object, load_format: str) -> list[Path]:
+    """The file that config.json names, or those of the index that it names: safetensors alone, as in transformers."""
+    what, suffix = f"{folder / 'config.json'}: {WEIGHTS_KEY} is {named!r}", Path(WEIGHTS_NAME).suffix
+    if not isinstance(named, str) or not named.endswith((suffix, f"{suffix}.index.json")) or not _is_within(named):
+        raise StartupError(f"{what}; it must name a {suffix} file of its folder, or an index")
+    if load_format == "pt":
+        raise StartupError(f"{what}, which --load-format pt does not read; leave it at auto")
+    return [folder / named] if named.endswith(suffix) else _indexed(folder, folder / named, suffix)
 
 
 def _is_within(name: str) -> bool:
     return name.isprintable() and not name.startswith("/") and ".." not in name.split("/")
 
 
-def _indexed(index: Path, suffix: str) -> list[Path]:
+def _indexed(folder: Path, index: Path, suffix: str) -> list[Path]:
+    """Files that an index names, which it does from the model's folder on, wherever it lies itself."""
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise StartupError(f"{index} has no weight_map")
@@ -92,4 +94,4 @@ def _indexed(index: Path, suffix: str) -> list[Path]:
     for name in names:
         if not name.endswith(suffix) or not _is_within(name):
             raise StartupError(f"{index} names {name!r}, which is no {suffix} file of its folder")
-    return [index.parent / name for name in names]
+    return [folder / name for name in names]

@@ -25,6 +25,7 @@ from engine.models.heads.mtp import MtpConfig
 from engine.models.heads.names import OUTPUT_HEAD
 from engine.models.heads.target import TargetShape
 from engine.models.llama_weights import tensor_shapes
+from engine.weight_files import WEIGHTS_KEY
 from kernels.norm import rms_norm
 from outrider.errors import StartupError
 from outrider.text_files import read_json
@@ -137,6 +138,7 @@ def _standalone(target: Path, num_layers: int) -> Kind:
     raw, whole = read_json(target / "config.json"), ModelConfig.from_folder(target)
     windows = _windows(whole.windows, source_layers(whole.num_layers, num_layers))
     values = raw | {"num_hidden_layers": num_layers} | _per_layer(raw, whole.architecture, windows or (0,) * num_layers)
+    values.pop(WEIGHTS_KEY, None)  # an export's have their usual name
     config = ShallowConfig(replace(whole, num_layers=num_layers, windows=windows))
     return Kind(STANDALONE, values, config, FeatureSpec("none"), shift=0)
 

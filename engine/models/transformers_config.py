@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NoReturn
 
-from engine.config import ModelConfig, end_ids
+from engine.config import ModelConfig, end_ids, refuse_looking_ahead
 from engine.fields import Fields
 from engine.rope_config import ORIGINAL_LENGTH, stretched
 from engine.stored_quantization import refuse_quantised
@@ -41,6 +41,9 @@ def load_config(folder: Path, *, trust_remote_code: bool) -> Any:
             "in a checkout, pip install '.[models]'"
         ) from error
     refuse_quantised(Fields(folder / "config.json", raw))
+    for part in (raw, raw.get("text_config")):
+        if isinstance(part, dict):
+            refuse_looking_ahead(Fields(folder / "config.json", part))
     if "auto_map" in raw and not trust_remote_code and not _is_known(raw):
         _fail(folder, "this model needs Python code of its own folder, which is run only with --trust-remote-code")
     try:

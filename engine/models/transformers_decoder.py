@@ -53,6 +53,8 @@ class TransformersDecoder:
         self._model = model
         text = model.config.get_text_config()
         windows = windows_of(text, config)
+        if not _reads(text, "sliding_window"):
+            text.sliding_window = None  # OLMoE's layers would hand it on, though no mask of theirs has it
         _check_scales(text, config)
         self._far = hold_long_factors(model, config.architecture) if config.is_long else 0
         self._paged = PagedAttention(config.architecture, pool, attention, windows)
@@ -240,7 +242,10 @@ def _check_scales(text: Any, config: ModelConfig) -> None:
 def windows_of(text: Any, config: ModelConfig) -> tuple[int, ...]:
     """Each layer's sliding window by the config, for layers that do not say it themselves; 0: none. Empty: nowhere."""
     kinds = getattr(text, "layer_types", None)
-    window = getattr(text, "sliding_window", None) or 0
+    try:
+        window = getattr(text, "sliding_window", None) or 0
+    except RuntimeError:  # transformers' own, for a key of which there is no one value
+        refuse(config.architecture, "per_layer_config gives its layers a sliding_window each")
     strange = sorted(set(kinds or ()) - {"full_attention", "sliding_attention"})
     if strange:
         refuse(config.architecture, f"it has layers of {', '.join(strange)}")
@@ -259,4 +264,5 @@ def windows_of(text: Any, config: ModelConfig) -> tuple[int, ...]:
 
 def _reads(text: Any, key: str) -> bool:
     """Whether the family's config has the key as a field: else it is a stray one of its file, which no layer reads."""
-    return hasattr(type(text), key) or not type(text).__module__.startswith("transformers.")
+    kind = type(text)
+    return hasattr(kind, key) or key in kind.attribute_map or not kind.__module__.startswith("transformers.")

@@ -99,13 +99,21 @@ def _replace_linears(folder: Path, model: Any, quantization: str | None) -> None
 def _check_loaded(folder: Path, model: Any, checkpoint: Checkpoint, found: dict[str, Any]) -> None:
     unused: list[str] = sorted(found.get("unexpected_keys") or ())
     _check_dtypes(model, checkpoint, unused)
-    refuse_tensors(folder, sorted(found.get("missing_keys") or ()), "are missing")
+    refuse_tensors(folder, sorted(found.get("missing_keys") or ()), f"are missing{_by_type(model)}")
     wrong = [
         f"{name} is {list(stored)}, config.json calls for {list(shape)}"
         for name, stored, shape in sorted(found.get("mismatched_keys") or [])
     ]
     refuse_tensors(folder, wrong, "have the wrong shape")
     warn_of_unused(folder, unused)
+
+
+def _by_type(model: Any) -> str:
+    """What to say of tensors that are missing where the network is not the one that `architectures` names."""
+    named, own = getattr(model.config, "architectures", None), type(model).__name__
+    if not named or named[0] == own:
+        return ""
+    return f" (by model_type {model.config.model_type!r} it is a {own}, by architectures a {named[0]})"
 
 
 def _check_dtypes(model: Any, checkpoint: Checkpoint, unused: list[str]) -> None:

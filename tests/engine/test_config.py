@@ -27,6 +27,7 @@ GOOD: dict[str, Any] = {
     "torch_dtype": "bfloat16",
     "eos_token_id": 2,
 }
+NO_WINDOW = {"sliding_window": None, "layer_types": ["sliding_attention", "full_attention"]}
 
 
 def read(folder: Path, generation: dict[str, Any] | None = None, **changes: Any) -> ModelConfig:
@@ -193,12 +194,19 @@ def test_a_key_that_is_left_out_is_what_the_familys_class_takes_for_it(tmp_path:
         ({"hidden_act": "gelu"}, "gelu"),
         ({"mlp_bias": True}, "mlp_bias"),
         ({"is_causal": False}, "is_causal is false; a model that looks ahead cannot decode"),
+        ({"is_causal": None}, "is_causal is null; a model that looks ahead cannot decode"),
         ({"is_causal": 1}, "is_causal is 1; it must be true or false"),
+        ({"configuration_files": ["config.4.0.0.json"]}, "configuration_files names other files to read"),
         ({"per_layer_config": {"0": {"head_dim": 8}}}, "per_layer_config is not supported"),
         ({"model_type": "mine"}, "model_type is 'mine', of which 'LlamaForCausalLM' is not the architecture"),
         ({"attention_bias": 1}, "attention_bias"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"quantization_config": {"bits": 4}}, "quantised"),
+        *(
+            ({**top, "rope_scaling": {"type": kind, "factor": 4, **inner}}, f"partial_rotary_factor is 0.5 .*{kind}")
+            for kind in ("linear", "yarn", "dynamic")
+            for top, inner in (({"partial_rotary_factor": 0.5}, {}), ({}, {"partial_rotary_factor": 0.5}))
+        ),
         ({"rope_scaling": {"type": "dynamic", "factor": 4}}, "'dynamic' is not supported; linear, llama3 and yarn are"),
         ({"rope_scaling": {"type": "yarn", "beta_fast": 0.5}}, "beta_fast 0.5 must be above beta_slow 1.0"),
         ({"rope_scaling": {"type": "yarn"}, "rope_theta": 1}, "rope_theta is 1.0; with yarn it must be above 1"),
@@ -208,6 +216,15 @@ def test_a_key_that_is_left_out_is_what_the_familys_class_takes_for_it(tmp_path:
         ({"eos_token_id": [1, "x"]}, "eos_token_id"),
         ({"eos_token_id": [None]}, "eos_token_id"),
         ({"architectures": ["MistralForCausalLM"], "sliding_window": 0}, "sliding_window"),
+        ({"architectures": ["MistralForCausalLM"], **NO_WINDOW}, "layer_types names .*, but sliding_window is null"),
+        (
+            {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, **NO_WINDOW},
+            "layer_types names sliding_attention, but sliding_window is null",
+        ),
+        (
+            {"architectures": ["Qwen3ForCausalLM"], **NO_WINDOW, "sliding_window": 9},
+            "layer_types names sliding_attention, but use_sliding_window is false",
+        ),
         (
             {
                 "architectures": ["Qwen2ForCausalLM"],

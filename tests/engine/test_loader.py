@@ -236,12 +236,17 @@ def test_weights_that_config_json_names_come_before_all_others(folder: Path) -> 
     save_file(zeros, folder / "zeros.safetensors")
     index = {"weight_map": dict.fromkeys(zeros, "zeros.safetensors")}
     (folder / "zeros.safetensors.index.json").write_text(json.dumps(index))
-    for file in ("zeros.safetensors", "zeros.safetensors.index.json"):
+    (folder / "sub").mkdir()  # an index there names files of the model's folder all the same, not those beside it
+    (folder / "sub" / "zeros.safetensors.index.json").write_text(json.dumps(index))
+    save_file(stored, folder / "sub" / "zeros.safetensors")
+    for file in ("zeros.safetensors", "zeros.safetensors.index.json", "sub/zeros.safetensors.index.json"):
         name(file)
         assert not any(tensor.any() for tensor in load(folder).values())
     for wrong in ("../zeros.safetensors", "zeros.bin", 7):
         name(wrong)
         refused(folder, "transformers_weights is .*; it must name a .safetensors file of its folder, or an index")
+    name("zeros.safetensors")
+    refused(folder, "transformers_weights is 'zeros.safetensors', which --load-format pt does not read", "pt")
     name("none.safetensors")
     refused(folder, r"none\.safetensors does not exist")
 

@@ -301,6 +301,8 @@ STRAY = {"sliding_window": WINDOW, "layer_types": ["sliding_attention"] * 3}
     [
         ("granite", STRAY),
         ("olmo2", STRAY),
+        ("olmoe", STRAY),
+        ("olmoe", {"sliding_window": WINDOW}),
         ("phimoe", {"layer_types": ["full_attention"] * 3}),
         ("phimoe", {"use_sliding_window": False}),
         ("phimoe", {"return_dict": False}),
@@ -332,8 +334,30 @@ def test_a_model_type_other_than_the_architectures_is_what_transformers_goes_by(
     runner, tokens = load(tmp_path), random_tokens(40, 5)
     assert not runner.config.is_native
     close(runner.forward([sessions(runner, 1)[0].segment(tokens)]), logits_of(theirs, tokens))
+    path.write_text(json.dumps({**raw, "model_type": "olmo2"}))
+    with pytest.raises(StartupError, match=r"missing \(by model_type 'olmo2' it is a Olmo2.*architectures a LlamaFor"):
+        load(tmp_path)
     path.write_text(json.dumps({**raw, "model_type": "mine"}))
     with pytest.raises(StartupError, match=r"model_type is 'mine', of which 'LlamaForCausalLM' is not.*does not take"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "words"),
+    [
+        ("gemma2", {"is_causal": False}, "is_causal is false; a model that looks ahead cannot decode"),
+        ("gemma2", {"is_causal": None}, "is_causal is null; a model that looks ahead cannot decode"),
+        ("gemma2", {"configuration_files": ["config.4.0.0.json"]}, "configuration_files names other files to read"),
+        ("phimoe", {"per_layer_config": {"1": {"sliding_window": 4}}}, "per_layer_config gives its layers a sliding"),
+    ],
+)
+def test_what_config_json_says_that_cannot_be_served(
+    name: str, said: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    save(name, tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **said}))
+    with pytest.raises(StartupError, match=words):
         load(tmp_path)
 
 

@@ -89,3 +89,11 @@ def test_a_draft_model_sees_what_its_export_says(
         for depth, step in enumerate(unrolled(kind, head, batch, States(tokens, tokens), STEPS)):
             rows = step.rows[0].nonzero()[:, 0] + depth
             torch.testing.assert_close(head.logits(step.outputs), wanted[rows], atol=2e-3, rtol=2e-3)
+
+
+def test_an_export_does_not_name_the_targets_own_weights(tmp_path: Path) -> None:
+    target = made(tmp_path / "target", transformers.Qwen2Config(**SIX), transformers_weights="mine.safetensors")
+    (target / "model.safetensors").rename(target / "mine.safetensors")
+    kind = make_kind(STANDALONE, target, draft_vocab_size=VOCAB_SIZE, num_kv_heads=None, num_layers=2)
+    exported(kind, target, tmp_path / "draft")
+    assert ModelRunner.load(tmp_path / "draft", dtype="float32", num_slots=64, max_sessions=1, max_len=64, threads=1)

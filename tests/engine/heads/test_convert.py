@@ -146,6 +146,17 @@ def test_a_destination_that_cannot_be_written(tmp_path: Path) -> None:
         convert_head(source.folder, tmp_path / "file" / "out")
 
 
+def test_weights_that_config_json_names_have_their_usual_name_behind_it(tmp_path: Path) -> None:
+    target, source = make.write_target(tmp_path / "target"), make.eagle(tmp_path / "source")
+    expected = outputs(source.folder, target)
+    (source.folder / "model.safetensors").rename(source.folder / "mine.safetensors")
+    (source.folder / "config.json").write_text(
+        json.dumps({**source.config, "transformers_weights": "mine.safetensors"})
+    )
+    convert_head(source.folder, tmp_path / "head")
+    assert torch.equal(outputs(tmp_path / "head", target), expected)
+
+
 def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
     source = make.eagle(tmp_path / "source")
     with full_disk(5000), pytest.raises(Unfinished, match=f"head cannot be written: .*{FULL}"):
