@@ -11,7 +11,7 @@ import numpy as np
 from outrider.row_ring import RowReader
 from outrider.tree import ROOT, TokenTree
 from outrider.v1 import common_pb2, verify_pb2
-from outrider.wire import pack_ids, unpack_ids
+from outrider.wire import INT31_MAX, pack_ids, unpack_ids
 
 Key = tuple[int, int]
 
@@ -73,7 +73,7 @@ Policy = Callable[[Seen], list[Draft]]
 class View:
     """A drafter's sessions. `apply` asserts what verify promises about order, lengths, credits, hints and rows."""
 
-    def __init__(self, *, needs_features: bool = False) -> None:
+    def __init__(self, *, needs_features: bool = False, max_sessions: int = INT31_MAX) -> None:
         self.sessions: dict[Key, Seen] = {}
         self.generations: dict[int, int] = defaultdict(int)
         self.closed: dict[Key, verify_pb2.CloseReason] = {}
@@ -81,6 +81,7 @@ class View:
         self.num_credits = self.num_accepted = self.num_rerooted = 0
         self.kinds: set[verify_pb2.NextKind] = set()
         self._needs_features = needs_features
+        self.max_sessions = max_sessions
         self.ring: RowReader | None = None
         self.slot_seq_end = 0  # no slot before it is named any more
         self.num_shared = 0  # rows that came through it
@@ -134,6 +135,7 @@ class View:
         key = opened.session, opened.generation
         assert opened.generation > self.generations[opened.session]
         assert key not in self.sessions
+        assert len(self.sessions) < self.max_sessions
         self.generations[opened.session] = opened.generation
         tokens = unpack_ids(opened.tokens, field="tokens").tolist()
         assert 1 <= opened.prompt_len <= len(tokens)

@@ -134,7 +134,7 @@ class FakeDrafter:
         draft_model: str = "fake",
     ) -> None:
         needs_features = features is not None and features.kind > common_pb2.FEATURE_KIND_NONE
-        self.view = View(needs_features=needs_features)
+        self.view = View(needs_features=needs_features, max_sessions=max_sessions)
         self.policy = policy
         self.enlist = verify_pb2.Enlist(
             drafter_id=name,

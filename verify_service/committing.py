@@ -240,7 +240,7 @@ class Committer:
         drafter.counts["accepted_tokens"] += accepted
 
     def _count_prediction(self, work: Work, match: Match, accepted: Sequence[int]) -> None:
-        if not len(match.proposal.from_prediction):
+        if not (len(match.proposal.from_prediction) and work.session.prediction):
             return
         predicted = match.proposal.from_prediction[match.nodes]
         hits = int(predicted[list(accepted)].sum())

@@ -126,11 +126,11 @@ class Drafters:
         return self.assign(session)
 
     def _open(self) -> list[Drafter]:
-        """The drafters that may be given sessions and have room for one more."""
+        """The drafters that may be given sessions and have room for one more beside those that they know as theirs."""
         return [
             drafter
             for drafter in self._drafters
-            if len(drafter.assignments) < drafter.max_sessions
+            if len(drafter.assignments) + drafter.outbox.num_unread_closed < drafter.max_sessions
             and drafter.mode is Mode.ENABLED
             and drafter.algorithm not in self.disabled_algorithms
         ]

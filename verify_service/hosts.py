@@ -47,20 +47,22 @@ class Hosts:
     async def admit(self, peer: str) -> None:
         """Returns once a drafter of this host may enlist. ResourceExhausted where that takes over a second or so."""
         name = _name(peer)
-        host = self._of(name)
-        if (wait_s := host.wait_s(self._clock())) > 0.0 and self._num_held < _MAX_HELD:
-            self._num_held += 1
-            try:
-                await self._sleep(min(wait_s, _HELD_S) + _TIMER_S)
-            finally:
-                self._num_held -= 1
-        now_s = self._clock()
-        if (left_s := host.wait_s(now_s)) > 0.0:
-            why = "a drafter of {} was thrown out" if now_s < host.barred_until_s else "drafters of {} come too often"
-            raise ResourceExhausted(
-                f"{why.format(name)}; its next one may enlist in {left_s:.1f} s", retry_after_s=left_s
-            )
+        host, began_s = self._of(name), self._clock()
+        while (left_s := host.wait_s(now_s := self._clock())) > 0.0:
+            rest_s = began_s + _HELD_S - now_s
+            if rest_s <= 0.0 or self._num_held >= _MAX_HELD:
+                thrown_out = now_s < host.barred_until_s
+                why = f"a drafter of {name} was thrown out" if thrown_out else f"drafters of {name} come too often"
+                raise ResourceExhausted(f"{why}; its next one may enlist in {left_s:.1f} s", retry_after_s=left_s)
+            await self._hold(min(left_s, rest_s) + _TIMER_S)
         host.paid_until_s = max(host.paid_until_s, now_s) + _INTERVAL_S
+
+    async def _hold(self, seconds: float) -> None:
+        self._num_held += 1
+        try:
+            await self._sleep(seconds)
+        finally:
+            self._num_held -= 1
 
     def expelled(self, peer: str) -> None:
         """Notes that a drafter of this host was expelled; its next one has to wait, each time twice as long."""

@@ -50,6 +50,11 @@ class RoundOutbox:
         return self.most_with_rows - self._bytes
 
     @property
+    def num_unread_closed(self) -> int:
+        """Sessions that the drafter has yet to be told are closed, and holds until then."""
+        return len(self._closed)
+
+    @property
     def has_unread_slow(self) -> bool:
         """Whether a notice that a session was closed for slow reading waits to be read."""
         with self._lock:

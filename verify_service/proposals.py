@@ -195,7 +195,9 @@ class ProposalBook:
         self._kept.append(walk)
         refused: list[Refused] = []
         while len(self._kept) > self._max_kept:
-            refused.append(Refused(self._kept.pop(0).proposal.proposal_id, Refusal.CROWDED))
+            crowded = self._kept.pop(0)
+            if not crowded.used:  # else its credit is news enough, which may come later than this
+                refused.append(Refused(crowded.proposal.proposal_id, Refusal.CROWDED))
         return refused
 
     def advance(self, committed: Ids, *, explain: bool = False) -> list[Refused]:

@@ -145,7 +145,7 @@ class SessionSampler:
         )
 
     def node_probabilities(self, logits: NDArray[np.float32], tree: TokenTree) -> list[float]:
-        """The target's probability of each node's token given its path, before filters; logits [n + 1, V]."""
+        """The target's probability of each node's token given its path, unshaped; logits [n + 1, V]."""
         rows = logits[tree.parents + 1].astype(np.float64)
         rows -= rows.max(axis=1, keepdims=True)
         chosen = rows[np.arange(len(tree)), tree.tokens]

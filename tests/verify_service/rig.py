@@ -143,7 +143,7 @@ class Rig:
             end=end,
             taken=lambda: None,
         )
-        sim = Sim(drafter, View(needs_features=needs_features), policy, reads)
+        sim = Sim(drafter, View(needs_features=needs_features, max_sessions=max_sessions), policy, reads)
         self.sims.append(sim)
         self.inbox.put(DrafterJoined(drafter))
         return sim

@@ -152,6 +152,16 @@ def test_a_released_session_goes_to_another_and_never_back() -> None:
     assert everybody.assign(one) is not None
 
 
+def test_a_drafter_at_its_limit_is_told_that_a_session_closed_before_it_gets_another() -> None:
+    full = drafter(max_sessions=1)
+    everybody, old, new = drafters(full), session(), session()
+    assert everybody.assign(old) is not None
+    everybody.close(old, verify_pb2.CLOSE_REASON_FINISHED)
+    assert everybody.assign(new) is None
+    assert full.outbox.take(verify_pb2.Round())
+    assert everybody.assign(new) is not None
+
+
 def test_half_of_the_bound_is_for_rows() -> None:
     slow = drafter("slow")
     drafters(slow)
@@ -322,6 +332,7 @@ def test_who_gains_nothing_has_a_try_now_and_then() -> None:
                 one.commit([4])
                 bad.record.earn(10.0)
             everybody.close(one, verify_pb2.CLOSE_REASON_FINISHED)
+            assert assignment.drafter.outbox.take(verify_pb2.Round())
     assert tried == 4  # of 300: one in a hundred, and the first once its purse is full
 
 

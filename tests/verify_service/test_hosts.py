@@ -93,6 +93,30 @@ async def test_many_come_at_once_and_then_one_by_one() -> None:
 
 
 @pytest.mark.asyncio
+async def test_those_who_come_together_too_soon_are_let_in_one_by_one_for_a_second() -> None:
+    clock, sleeping = Clock(), list[tuple[float, asyncio.Event]]()
+
+    async def sleep(seconds: float) -> None:
+        sleeping.append((clock.now_s + seconds, asyncio.Event()))
+        await sleeping[-1][1].wait()
+
+    door = Hosts(clock, sleep)
+    tasks = [asyncio.create_task(door.admit("unix:")) for _ in range(74)]
+    await asyncio.sleep(0)
+    while sleeping:
+        clock.now_s = min(at_s for at_s, _ in sleeping)
+        for due in [one for one in sleeping if one[0] <= clock.now_s]:
+            sleeping.remove(due)
+            due[1].set()
+        for _ in range(3):
+            await asyncio.sleep(0)
+    found = await asyncio.gather(*tasks, return_exceptions=True)
+    assert sum(one is None for one in found) == 68
+    assert all(one is None or isinstance(one, ResourceExhausted) for one in found)
+    assert clock.now_s == pytest.approx(1.0, abs=0.02)
+
+
+@pytest.mark.asyncio
 async def test_a_timer_that_ends_a_moment_early_refuses_nobody() -> None:
     clock = Clock()
 
