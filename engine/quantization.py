@@ -46,10 +46,15 @@ def check_quantization(name: str | None, device: torch.device, flag: str = QUANT
 
 
 def warn_of_rounding(method: str | None, kept: torch.dtype, device: torch.device, backend: str) -> None:
-    """Says that results depend on what else is in a step, where 8 bits of activations, or of the keys and values that
-    are `kept`, are rounded from what torch's operators give: those have other last bits for another number of rows."""
+    """Says that results depend on what else is in a step, where activations, or the keys and values that are `kept`,
+    are rounded from what torch's operators give: those have other last bits for another number of rows."""
     if backend.startswith("native"):
         return
+    if kept.itemsize == 2 and method != "int8_dynamic":
+        log.warning(
+            "16 bits without the C decoder: near-equal choices, and many draws of a seed, may come out otherwise with "
+            "speculation or beside other sessions; --dtype float32 keeps them", backend=backend.split()[0],
+        )  # fmt: skip
     if kept.itemsize == 1:
         log.warning(
             "keys and values in fp8 without the C decoder: speculation and batches change some answers",

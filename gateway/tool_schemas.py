@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 MAX_TOOLS = 128
-JoinedName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,130}$")]  # with its namespace before it
+NAME_PATTERN = r"[a-zA-Z0-9_-]{1,130}"  # with its namespace before it
+JoinedName = Annotated[str, Meta(pattern=rf"^{NAME_PATTERN}$")]
 FunctionName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
 

@@ -120,7 +120,8 @@ class _Walk:
             return _Standing.STALE
         proposal, node = self.proposal, self.node
         tree_len, links = proposal.tree_len, proposal.tree.links
-        for pos, token in enumerate(committed[self.pos : committed_len].tolist(), self.pos):
+        longest = tree_len + len(proposal.tree) + 1  # by which every walk has ended: what follows is not looked at
+        for pos, token in enumerate(committed[self.pos : min(committed_len, longest)].tolist(), self.pos):
             if pos < tree_len:
                 child = node if proposal.assumed[pos - proposal.base_len] == token else None
             else:

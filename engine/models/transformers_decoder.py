@@ -106,6 +106,10 @@ class TransformersDecoder:
             self._by_transformers(tokens)  # which says so if it is the code itself that does not run
             refuse(self.config.architecture, f"its code does not run over the pool: {error!r}")
         layers = sorted(self._paged.seen)
+        if not layers:
+            refuse(self.config.architecture, "transformers' code for it takes no attention but its own")
+        if len(layers) != len(set(layers)):
+            refuse(self.config.architecture, "a layer of it attends more than once")
         if layers != list(range(self.config.num_layers)):
             refuse(
                 self.config.architecture,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -83,17 +83,30 @@ class _Rows(torch.nn.Module):
 
 
 def _replace_linears(folder: Path, model: Any, quantization: str | None) -> None:
-    """Packed or quantised, the head as in our own decoders."""
-    if quantization is not None and any(parameter.ndim == 3 for parameter in model.parameters()):
-        raise StartupError(f"{folder}: --quantization does not cover mixtures of experts; leave it out")
+    """Packed or quantised, the head as in our own decoders. StartupError where not all matrices would be quantised."""
+    from transformers.pytorch_utils import Conv1D  # GPT-2's linear layer, its weight [in, out]
+
+    linears = {name: module for name, module in model.named_modules() if type(module) in (torch.nn.Linear, Conv1D)}
+    if quantization is not None:
+        _refuse_other_matrices(folder, model, linears.values())
     head, make_linear, make_head = model.get_output_embeddings(), linear_maker(quantization), head_maker(quantization)
-    for name, module in list(model.named_modules()):
-        if type(module) is not torch.nn.Linear:
-            continue
+    for name, module in linears.items():
         make = make_head if module is head else make_linear
         bias = None if module.bias is None else module.bias.detach()
         weight = module.weight.detach()
-        model.set_submodule(name, _Rows(make(weight, bias), weight))
+        made = make(weight.T.contiguous() if type(module) is Conv1D else weight, bias)
+        model.set_submodule(name, _Rows(made, weight))
+
+
+def _refuse_other_matrices(folder: Path, model: Any, linears: Iterable[Any]) -> None:
+    embeddings = (module for module in model.modules() if isinstance(module, torch.nn.Embedding))
+    covered = {id(module.weight) for module in (*linears, *embeddings)}
+    for name, parameter in model.named_parameters():
+        if parameter.ndim > 1 and id(parameter) not in covered:
+            raise StartupError(
+                f"{folder}: --quantization does not cover {name} {list(parameter.shape)}, as in mixtures of experts; "
+                "leave it out, or for a draft model give --speculative-draft-model-quantization unquant"
+            )
 
 
 def _check_loaded(folder: Path, model: Any, checkpoint: Checkpoint, found: dict[str, Any]) -> None:

@@ -11,9 +11,10 @@ from gateway.tool_parsers import mistral, strict, xml
 from gateway.tool_parsers.pythonic import PythonicCalls
 from gateway.tool_parsers.strict import Schemas
 from gateway.tool_parsers.tagged import TagForm, TaggedCalls
+from gateway.tool_schemas import NAME_PATTERN
 from outrider.errors import StartupError
 
-_NAME = r"(?P<name>[a-zA-Z0-9_-]{1,64})"
+_NAME = rf"(?P<name>{NAME_PATTERN})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,10 @@ from collections.abc import Iterable
 
 from gateway.message_parts import Content, Part, split_at, taken
 from gateway.tool_parsers.tagged import TagForm, TaggedCalls
+from gateway.tool_schemas import NAME_PATTERN
 
 BEGIN = "[TOOL_CALLS]"
-_HEADER = re.compile(r"(?P<name>[a-zA-Z0-9_-]{1,64})(?:\[CALL_ID\][a-zA-Z0-9]*)?(?:\[ARGS\])?\s*(?=\{)")
+_HEADER = re.compile(rf"(?P<name>{NAME_PATTERN})(?:\[CALL_ID\][a-zA-Z0-9]*)?(?:\[ARGS\])?\s*(?=\{{)")
 _LIST = TagForm(BEGIN, ("[", ",", "]"))
 _HEADED = TagForm(BEGIN, header=_HEADER)
 MARKERS = frozenset((BEGIN, "[ARGS]", "[CALL_ID]"))

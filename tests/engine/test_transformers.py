@@ -293,6 +293,25 @@ def test_a_window_that_the_family_does_not_have_is_not_used_and_a_line_says_so(h
         close(runner.forward([sessions(runner, 1)[0].segment(tokens)]), logits_of(model, tokens))
 
 
+def test_gpt2s_matrices_are_quantised_too_and_a_model_with_others_is_refused(tmp_path: Path) -> None:
+    save("gpt2", tmp_path / "gpt2")
+    tokens, found = random_tokens(20, 5), list[torch.Tensor]()
+    for quantization in (None, "int8", "int4"):
+        runner = load(tmp_path / "gpt2", quantization=quantization)
+        found.append(runner.forward([sessions(runner, 1)[0].segment(tokens)]))
+    apart = [(logits - found[0]).abs().max() for logits in found[1:]]
+    assert 0 < 4 * apart[0] < apart[1]
+    attention = {"kv_n_heads": 2, "rope_theta": 1e4}
+    experts = {"ffn_hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2, "hidden_size": 96}
+    config = transformers.DbrxConfig(
+        vocab_size=VOCAB_SIZE, d_model=96, n_heads=6, n_layers=2, max_seq_len=512, attn_config=attention,
+        ffn_config=experts,
+    )  # fmt: skip
+    transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(tmp_path / "dbrx")
+    with pytest.raises(StartupError, match=r"--quantization does not cover .*experts.* \[256, 96\], as in mixtures"):
+        load(tmp_path / "dbrx", quantization="int8")
+
+
 STRAY = {"sliding_window": WINDOW, "layer_types": ["sliding_attention"] * 3}
 
 

@@ -445,6 +445,21 @@ def test_arguments_in_an_empty_string_are_none() -> None:
     assert parse(HERMES, '<tool_call>{"name": "now", "arguments": ""}</tool_call>', []) == ("", [("now", "{}")])
 
 
+LONG = f"mcp__{'a' * 59}__{'b' * 64}"  # a function's name and its namespace's
+BY_HEADER = {
+    "mistral": "[TOOL_CALLS]%s[ARGS]{}",
+    "deepseekv3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>%s\n{}"
+    "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.%s:0"
+    "<|tool_call_argument_begin|>{}<|tool_call_end|>",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(BY_HEADER))
+def test_a_header_may_name_a_function_with_its_namespace(name: str) -> None:
+    assert parse(form_of(name), BY_HEADER[name] % LONG, [], {LONG: {}}) == ("", [(LONG, "{}")])
+
+
 # What models write as arguments, and what is told.
 AS_ARGUMENTS = {
     "ls": "{}", "5": "{}", "true": "{}", "null": "{}", "[1, 2]": "{}", '"rm.ru"': "{}", '"[1]"': "{}", '"5"': "{}",

@@ -35,6 +35,31 @@ def proposal(
     return Proposal(proposal_id, base_len, ids(assumed), tree, raised)
 
 
+class Watched:
+    """Committed tokens of a long output, and how many of them were looked at."""
+
+    def __init__(self, length: int) -> None:
+        self._tokens = np.zeros(length, np.int32)
+        self.num_read = 0
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def __getitem__(self, where: slice) -> np.ndarray:
+        found = self._tokens[where]
+        self.num_read += len(found)
+        return found
+
+
+def test_of_a_long_output_no_more_is_looked_at_than_a_proposal_may_walk() -> None:
+    committed = Watched(100_000)
+    kept = book()
+    for number, tokens in enumerate(([1], [0], [0, 0, 0, 1]), 1):
+        (refused,) = kept.add(proposal(number, 2, [0, 0], tokens), committed)  # type: ignore[arg-type]
+        assert refused == Refused(number, Refusal.STALE)
+    assert committed.num_read == 2 + 2 + 2 + 2 + 2 + 5
+
+
 def book(prompt_len: int = 2, max_kept: int = 8, max_assumed: int = 64) -> ProposalBook:
     return ProposalBook(prompt_len=prompt_len, max_kept=max_kept, max_assumed=max_assumed)
 
