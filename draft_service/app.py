@@ -29,6 +29,7 @@ from outrider.row_ring import host_id
 from outrider.stopping import Stopping, first_of, stopped_by_signals
 from outrider.strangers import Strangers
 from outrider.telemetry import announce, configure_logging, get_logger
+from outrider.thread_pool import thread_pool, workers
 from outrider.tracing import tracing_of
 from outrider.v1 import draft_pb2, draft_pb2_grpc
 
@@ -51,7 +52,12 @@ def main(args: DraftArgs) -> int:
     check_before_load(args)
     serving.check_free(args.listen, *args.metrics_addresses)
     dial = dialer_of(args, args.verify_address, args.token_file)
-    return uvloop.run(serve(args, load(args), stopped_by_signals, dial))
+    return uvloop.run(_serve_alone(args, load(args), dial))
+
+
+async def _serve_alone(args: DraftArgs, loaded: Loaded, dial: Dial) -> int:
+    asyncio.get_running_loop().set_default_executor(workers())
+    return await serve(args, loaded, stopped_by_signals, dial)
 
 
 def describe(args: DraftArgs) -> int:
@@ -107,7 +113,7 @@ def load(args: DraftArgs) -> Loaded:
     )
     with memory_for(wanted):
         drafter = make_drafter(args)
-    executor = None if drafter.inline else ThreadPoolExecutor(1, thread_name_prefix="drafter")
+    executor = None if drafter.inline else thread_pool(1, "drafter")
     try:
         with memory_for(wanted):
             drafter.warm_up()

@@ -38,6 +38,7 @@ from outrider.serving import check_free, is_loopback, tcp_listener
 from outrider.stopping import on_signals, stop_signals
 from outrider.strangers import Strangers
 from outrider.telemetry import announce, configure_logging, get_logger
+from outrider.thread_pool import workers
 from outrider.tls import http_context, server_files
 from outrider.tracing import tracing_of
 
@@ -129,6 +130,7 @@ class _Server(Server):
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serves; tells of connections that never get through TLS, of which the protocol does not hear."""
+        asyncio.get_running_loop().set_default_executor(workers())
         async with contextlib.AsyncExitStack() as stack:
             if self._strangers is not None:
                 addresses = [f"tcp:{listener.getsockname()[1]}" for listener in sockets or ()]

@@ -47,6 +47,7 @@ A process and its machine:
     cores, cgroups               how many cores, and what a container leaves
     placement                    which cores threads keep to
     busy_poll, grpc_thread       awake for a frame that is due; gRPC's thread goes first
+    thread_pool                  threads that are there from the start
     thread_future                an event loop's future that another thread settles
     descriptors                  open files: how many may be
     runtime_dir                  the private folder of a server's sockets

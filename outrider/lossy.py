@@ -1,7 +1,7 @@
 """stdout and stderr for processes that must not wait for whoever reads them: what there is no room for is lost.
 
-That holds for pipes and sockets. O_NONBLOCK would be set for all who share one, so every write finds out by itself.
-Terminals and files are written as they come, and lose what they do not take.
+Pipes and sockets are not waited for: O_NONBLOCK would be set for all who share one, so every write finds out by itself.
+A file loses what its disk has no room for. Terminals are written as it comes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TextIO
 
-_Put = Callable[[bytes], int]  # writes at most PIPE_BUF bytes, and says how many it wrote; OSError: none
+_Put = Callable[[bytes], int]  # writes a piece (see _PIECE), and says how many bytes it wrote; OSError: none
+_PIECE = select.PIPE_BUF  # what a pipe takes whole
 
 
 @functools.lru_cache(maxsize=2)  # a process has stdout and stderr
@@ -41,8 +42,8 @@ class Lossy:
         self._skips = False  # the line that is being written is lost
 
     @property
-    def never_waits(self) -> bool:
-        """Whether the stream is a pipe or a socket: lines that find no room there are lost."""
+    def is_direct(self) -> bool:
+        """Whether lines go straight to a pipe, a socket or a file: what finds no room there is lost by whole lines."""
         return self._put is not None
 
     def write(self, text: str) -> None:
@@ -54,7 +55,7 @@ class Lossy:
             self._stream.write(text)
 
     def flush(self) -> None:
-        """Flushes the stream, unless it is one that never waits: nothing is held back there."""
+        """Flushes the stream, unless lines go straight to where it leads: nothing is held back there."""
         if self._put is None:
             with contextlib.suppress(OSError, ValueError):
                 self._stream.flush()
@@ -87,13 +88,13 @@ class Lossy:
             return end
         now = f"{datetime.now(UTC).replace(tzinfo=None).isoformat()}Z"  # as all other lines have it
         named = {"service": self.service, "module": __name__, "level": "warning", "timestamp": now}
-        event = {"event": "lines are lost that nobody read", "num_lines": self._lost}
+        event = {"event": "lines are lost that there was no room for", "num_lines": self._lost}
         return end + json.dumps({**event, **named}).encode() + b"\n"
 
     def _writes(self, data: bytes, put: _Put) -> bool:
         """Writes data; whether there was room for all of it."""
-        for start in range(0, len(data), select.PIPE_BUF):
-            piece = data[start : start + select.PIPE_BUF]
+        for start in range(0, len(data), _PIECE):
+            piece = data[start : start + _PIECE]
             try:
                 written = put(piece)
             except OSError:
@@ -106,7 +107,7 @@ class Lossy:
 
 
 def _put_of(stream: TextIO) -> _Put | None:
-    """What writes to a stream without waiting; None where it is neither a pipe nor a socket."""
+    """What writes to where a stream leads; None where that is neither a pipe nor a socket nor a file."""
     try:
         number = stream.fileno()
         mode = os.fstat(number).st_mode
@@ -114,6 +115,8 @@ def _put_of(stream: TextIO) -> _Put | None:
         return None
     if stat.S_ISSOCK(mode):
         return functools.partial(_send, number)
+    if stat.S_ISREG(mode):
+        return functools.partial(os.write, number)
     if not stat.S_ISFIFO(mode):
         return None
     poll = select.poll()

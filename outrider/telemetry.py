@@ -103,7 +103,7 @@ def announce(line: str) -> None:
     """One line for the person at the terminal, on stdout; a service does not end where it cannot be written."""
     if sys.stdout is None:
         return
-    if lossy(sys.stdout).never_waits:
+    if lossy(sys.stdout).is_direct:
         lossy(sys.stdout).write(line + "\n")
         return
     try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -28,6 +27,7 @@ from outrider.row_ring import remove_left_behind
 from outrider.stopping import Stopping, first_of, stopped_by_signals
 from outrider.strangers import Strangers
 from outrider.telemetry import announce, configure_logging, get_logger
+from outrider.thread_pool import thread_pool, workers
 from outrider.tracing import Tracing, tracing_of
 from outrider.v1 import admin_pb2_grpc, common_pb2, verify_pb2, verify_pb2_grpc
 from outrider.watchdog import beats, watching
@@ -77,7 +77,7 @@ async def serve(
 ) -> int:
     """Serves until told to stop; returns the exit code. `on_ready` gets the handlers once they serve."""
     loop = asyncio.get_running_loop()
-    loop.set_default_executor(ThreadPoolExecutor(thread_name_prefix="worker", initializer=loaded.placement.roam))
+    loop.set_default_executor(workers(loaded.placement.roam))
     if left := remove_left_behind():
         log.info("shared memory of killed processes removed", files=left)
     tracing = tracing_of(args, "verify")
@@ -156,7 +156,7 @@ def build_step_loop(
         brake=not args.disable_speculation_brake,
         greedy_for_ngram=env.ngram_force_greedy_verify(),
         decode_log_interval=args.decode_log_interval,
-        clerk=ThreadPoolExecutor(1, thread_name_prefix="clerk", initializer=loaded.placement.roam),
+        clerk=thread_pool(1, "clerk", loaded.placement.roam),
         lending=lending,
         placement=loaded.placement,
         sampler=sampler or Sampler(),

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,6 +25,7 @@ from outrider.errors import RETRY_SOON_S, InvalidArgument, ResourceExhausted, Un
 from outrider.metrics import Buckets
 from outrider.multiples import MOST_REMAINDERS, remainders_of, unescaped
 from outrider.text_files import embedded
+from outrider.thread_pool import thread_pool
 from outrider.v1 import common_pb2
 from outrider.wire import JSON_STYLE, MAX_GRAMMAR_BYTES
 from verify_service import grammar_trial
@@ -78,7 +79,7 @@ class GrammarCompiler:
 
     def __init__(
         self, model_path: Path, *, vocab_size: int, eos_token_ids: tuple[int, ...],
-        on_thread: Callable[[], object] | None = None,
+        on_thread: Callable[[], object] = lambda: None,
     ) -> None:  # fmt: skip
         self._tokenizer_path = model_path / "tokenizer.json"
         self._vocab_size = vocab_size
@@ -87,8 +88,8 @@ class GrammarCompiler:
         self._loading = threading.Lock()
         self._kept: OrderedDict[Source, _Asked] = OrderedDict()
         self._lock = threading.Lock()
-        self._threads = ThreadPoolExecutor(_COMPILED_AT_ONCE, "grammar", on_thread)
-        self._trial_thread = ThreadPoolExecutor(1, "grammar-trial", on_thread)  # apart: others do not wait for trials
+        self._threads = thread_pool(_COMPILED_AT_ONCE, "grammar", on_thread)
+        self._trial_thread = thread_pool(1, "grammar-trial", on_thread)  # apart: others do not wait for trials
         self._num_anew = 0  # under way, and queued
         self.totals = GrammarTotals()
 

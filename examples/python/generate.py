@@ -15,12 +15,16 @@ PROMPT = [504, 3575, 282, 4649, 314]
 def main() -> int:
     """Returns 0, 1 after an error of the service, or 2 for wrong words."""
     address, *words = sys.argv[1:] or [""]
-    if not address or not all(word.isdecimal() for word in words):
+    try:
+        ids = [int(word) for word in words] or PROMPT
+        prompt = struct.pack(f"<{len(ids)}i", *ids)
+    except (ValueError, struct.error):  # no number, or none of 32 bits
+        address = ""
+    if not address:
         print(__doc__, file=sys.stderr)
         return 2
-    ids = [int(word) for word in words] or PROMPT
     request = verify_pb2.GenerateRequest(
-        prompt_tokens=struct.pack(f"<{len(ids)}i", *ids),
+        prompt_tokens=prompt,
         sampling=common_pb2.SamplingParams(temperature=0, max_tokens=16),
     )
     # Who meets a service's end is told so: gRPC's own retries of such a call can go round for ever.

@@ -35,11 +35,11 @@ function show(response: GenerateResponse): void {
 }
 
 const [protos, address, ...words] = process.argv.slice(2);
-if (protos === undefined || address === undefined) {
+const ids = words.length > 0 ? words.map((word) => (/^\d+$/.test(word) ? Number(word) : -1)) : [504, 3575, 282, 4649, 314];
+if (protos === undefined || address === undefined || ids.some((id) => id < 0 || id >= 2 ** 31)) {
   console.error("usage: node generate.js PROTOS ADDRESS [ID...]");
   process.exit(2);
 }
-const ids = words.length > 0 ? words.map(Number) : [504, 3575, 282, 4649, 314];
 const client = new (load(protos))(address, grpc.credentials.createInsecure());
 const stream = client.generate(
   { promptTokens: pack(ids), sampling: { temperature: 0, maxTokens: 16 } },

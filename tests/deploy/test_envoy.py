@@ -394,6 +394,14 @@ def test_it_ends_with_its_starter(tmp_path: Path) -> None:
     assert ended
 
 
+def test_it_leaves_no_shared_memory(tmp_path: Path) -> None:
+    with front([], 0, tmp_path) as (envoy, _):
+        child = Path(f"/proc/{envoy.process.pid}/task/{envoy.process.pid}/children").read_text().strip()
+        mapped = Path(f"/proc/{child}/maps").read_text()
+    assert "envoy" in mapped
+    assert "/dev/shm" not in mapped
+
+
 def test_tls_on_both_sides(tmp_path: Path) -> None:
     """Clients speak TLS to Envoy, and Envoy mutual TLS to verify; callers without TLS or certificate get nowhere."""
     authority = Authority(tmp_path)

@@ -56,6 +56,11 @@ def check_client(served: tuple[LoopThread, Replica], command: Sequence[str | Pat
     ended = subprocess.run([*command, "127.0.0.1:1"], capture_output=True, text=True, cwd=folder, check=False)
     assert ended.returncode == 1
     assert "UNAVAILABLE" in ended.stderr or "Unavailable" in ended.stderr
+    for no_id in ("x", "99999999999"):
+        ended = subprocess.run(
+            [*command, "127.0.0.1:1", no_id], capture_output=True, text=True, cwd=folder, check=False
+        )
+        assert (ended.returncode != 0, ended.stdout, ended.stderr.count("\n")) == (True, "", 1)
 
 
 async def release(fake: FakeVerify) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from outrider.lossy import Lossy
+from tests.engine.disk import full_disk
 
 Read = Callable[[], bytes]
 Ends = tuple[Lossy, Read]
@@ -79,6 +80,21 @@ def test_files_get_everything(tmp_path: Path) -> None:
         lossy.flush()
         lossy.write_bytes(b"two\n" * 100_000)
     assert (tmp_path / "log").read_text() == "one\n" + "two\n" * 100_000
+
+
+def test_a_full_disk_takes_whole_lines_once_it_has_room_again(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w") as stream:
+        lossy = Lossy(stream)
+        lossy.service = "verify"
+        with full_disk(1000):
+            for _ in range(50):
+                lossy.write("x" * 29 + "\n")
+        lossy.write("there is room\n")
+    text = (tmp_path / "log").read_bytes()
+    *_, broken_off, news, last = text.split(b"\n")[:-1]
+    assert text.startswith((b"x" * 29 + b"\n") * 33 + broken_off + b"\n")
+    assert json.loads(news)["num_lines"] == 50 - 33
+    assert (broken_off, last) == (b"x" * 10, b"there is room")
 
 
 SAYS = """
