@@ -16,7 +16,7 @@ from pathlib import Path
 import llguidance
 
 from outrider import env, isolated
-from outrider.errors import Internal
+from outrider.errors import RETRY_SOON_S, Internal, ResourceExhausted
 from outrider.telemetry import get_logger
 from verify_service import grammar_trial_worker
 
@@ -40,7 +40,7 @@ def is_needed(source: str) -> bool:
 def ends(grammar: str, tokenizer: Path, vocab_size: int) -> bool:
     """Whether compiling a grammar (in Lark's form) comes to an end within the limits, well or not.
 
-    tokenizer: the file. Internal where it cannot be tried.
+    tokenizer: the file. Internal where it cannot be tried, ResourceExhausted where that takes a process too many.
     """
     words = str(MAX_CPU_S), str(tokenizer), str(vocab_size)
     try:
@@ -50,6 +50,11 @@ def ends(grammar: str, tokenizer: Path, vocab_size: int) -> bool:
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise Internal(f"this grammar could not be tried within {_MAX_WALL_S} s; the machine is busy") from None
+    except OSError as error:
+        raise ResourceExhausted(
+            f"no process can be started to try this grammar: {error.strerror}; try again later",
+            retry_after_s=RETRY_SOON_S,
+        ) from error
     if tried.returncode not in (0, *_TOO_MUCH):
         log.error(
             "a grammar could not be tried", status=tried.returncode,

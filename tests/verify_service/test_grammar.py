@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import json
 import math
@@ -13,6 +14,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -446,6 +448,10 @@ def test_a_trial_that_cannot_be_made_is_no_fault_of_the_grammar(
     with monkeypatch.context() as patched:
         patched.setattr("sys.executable", "/bin/false")
         with pytest.raises(Internal, match="cannot be tried"):
+            compiler.compile(many)
+    with monkeypatch.context() as patched:
+        patched.setattr("subprocess.run", Mock(side_effect=BlockingIOError(errno.EAGAIN, "too many processes")))
+        with pytest.raises(ResourceExhausted, match=r"no process can be started .*: too many processes"):
             compiler.compile(many)
     assert compiler.compile(many).dead_end() is None
 
