@@ -7,10 +7,11 @@ within a turn, so that a machine's slow minute falls on both.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
@@ -60,11 +61,12 @@ class WayFigures:
 
 @dataclass(frozen=True)
 class TurnLoad:
-    """What is asked in each turn."""
+    """What is asked in each turn. beside: how one stream more is asked all the while, which counts in no figure."""
 
     batches: Sequence[int]
     max_tokens: int
     turns: int
+    beside: Way | None = None
 
 
 def prompts(folder: Path) -> list[bytes]:
@@ -86,7 +88,8 @@ async def measure(
             await _block(stub, dealt, PLAIN, _WARM_TOKENS)  # their KV is in the prefix cache for all ways alike
             for way in [*ways[turn % len(ways) :], *ways[: turn % len(ways)]]:
                 measured = found[batch][way.name]
-                seconds, tokens, stats = await _block(stub, dealt, way, load.max_tokens)
+                async with _one_more(stub, asked, load):
+                    seconds, tokens, stats = await _block(stub, dealt, way, load.max_tokens)
                 measured.tokens_per_s.append(tokens / seconds)
                 steps = sum(one.verify_steps for one in stats)
                 measured.accept_length.append(sum(one.committed_tokens for one in stats) / max(1, steps))
@@ -112,6 +115,29 @@ async def _block(
     seconds = time.perf_counter() - began
     answers = [task.result() for task in tasks]
     return seconds, sum(tokens for tokens, _ in answers), [stats for _, stats in answers]
+
+
+@contextlib.asynccontextmanager
+async def _one_more(
+    stub: verify_pb2_grpc.VerifyServiceAsyncStub, asked: Sequence[bytes], load: TurnLoad
+) -> AsyncGenerator[None]:
+    """The load's stream beside the others, one answer after the other. StartupError where one fails."""
+    way = load.beside
+    if way is None:
+        yield
+        return
+
+    async def answers() -> None:
+        for prompt in cycle(asked):
+            await _stream(stub, prompt, way, load.max_tokens)
+
+    answering = asyncio.create_task(answers())
+    try:
+        yield
+    finally:
+        answering.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await answering
 
 
 async def _stream(

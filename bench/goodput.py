@@ -5,12 +5,15 @@
 
     outrider bench goodput --batch 8,16 --fixed none --quantization int8_dynamic -- --speculative-algorithm EAGLE3
 
+    outrider bench goodput --batch 8 --fixed none --beside 3,1,4 -- --speculative-algorithm EAGLE3
+
     outrider bench goodput --stand-in --batch 1,4,8,16,32 --output goodput.json
 
 What follows `--` are flags of `outrider draft` (default: NGRAM). With --stand-in both networks are those of `bench
 wire`, of fixed times and scripted acceptance, and the drafter's trees are chains. Each turn runs the same prompts
 without speculation, with the planner and the brake choosing, and with each tree fixed by the request, which both then
-leave as it is; ratios are taken within a turn.
+leave as it is; ratios are taken within a turn. With --beside, one stream more has a tree of its own all the while: what
+a user's fixed tree costs others.
 
     batches.N.WAY.tokens_per_s          all streams together; N: their number
     batches.N.WAY.over_plain.median     over those without speculation
@@ -72,6 +75,14 @@ def trees(text: str) -> list[Way]:
     return [] if text == "none" else [fixed(*shape) for shape in shapes(text)]
 
 
+def one_tree(text: str) -> Way:
+    """Steps, branches and draft tokens of a single tree."""
+    ways = trees(text)
+    if len(ways) != 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a tree, STEPS,BRANCHES,TOKENS")
+    return ways[0]
+
+
 def _parse(words: list[str], draft_flags: list[str]) -> argparse.Namespace:
     parser = parser_of("goodput", __doc__, epilog="Flags of `outrider draft` follow after --.")
     parser.add_argument("--batch", type=counts, default=[1, 4, 8, 16, 32], help="numbers of streams")
@@ -80,6 +91,7 @@ def _parse(words: list[str], draft_flags: list[str]) -> argparse.Namespace:
     parser.add_argument("--draft-ms", type=above_zero, help=f"the stand-in drafter's {_MOST_STEPS} steps; default: 4.9")
     parser.add_argument("--accept-length", type=float, help="of the stand-in's longest chains; default: 3.69")
     parser.add_argument("--fixed", type=trees, help="trees, STEPS,BRANCHES,TOKENS/..., or none")
+    parser.add_argument("--beside", type=one_tree, help="tree of one stream more, STEPS,BRANCHES,TOKENS; default: none")
     parser.add_argument("--turns", type=positive, default=3, help="how often all ways are run")
     parser.add_argument("--max-tokens", type=positive, default=96, help="tokens of an answer")
     parser.add_argument("--threads", type=positive, help="of verify's forward pass, and of the drafter's; default: 2")
@@ -109,14 +121,14 @@ def _parse(words: list[str], draft_flags: list[str]) -> argparse.Namespace:
 async def _measure_stand_in(args: argparse.Namespace) -> dict[str, Any]:
     setting = Setting(
         verify_ms=args.verify_ms, draft_ms=args.draft_ms, accept_length=args.accept_length, hit_rate=0.9,
-        batch=max(args.batch), topk=1, num_steps=_MOST_STEPS, num_draft_tokens=33, feature_width=0,
+        batch=_most_streams(args), topk=1, num_steps=_MOST_STEPS, num_draft_tokens=33, feature_width=0,
         num_tokens=args.max_tokens, burn=False, early=False, seed=0,
     )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="org-") as folder:
         address = f"unix:{folder}/verify"
         verify, draft = (("bench._goodput_stand_in", part, address, setting.to_json()) for part in ("verify", "draft"))
-        keys = [pack_ids([1 + key] * PROMPT_LEN) for key in range(max(args.batch))]
-        load = TurnLoad(args.batch, args.max_tokens, args.turns)
+        keys = [pack_ids([1 + key] * PROMPT_LEN) for key in range(_most_streams(args))]
+        load = TurnLoad(args.batch, args.max_tokens, args.turns, args.beside)
         return await compare(verify, draft, address, keys, [PLAIN, PLANNED, *args.fixed], load)
 
 
@@ -136,11 +148,15 @@ async def _measure(args: argparse.Namespace, flags: list[str]) -> dict[str, Any]
         )  # fmt: skip
         verify = (
             "outrider", "verify", f"--listen={address}", f"--model-path={model}", *computing,
-            f"--max-running-requests={max(args.batch)}", f"--features={_features(draft)}",
+            f"--max-running-requests={_most_streams(args)}", f"--features={_features(draft)}",
         )  # fmt: skip
         draft = (*draft, f"--listen=unix:{folder}/draft")
-        load = TurnLoad(args.batch, args.max_tokens, args.turns)
+        load = TurnLoad(args.batch, args.max_tokens, args.turns, args.beside)
         return await compare(verify, draft, address, prompts(model), [PLAIN, PLANNED, *args.fixed], load)
+
+
+def _most_streams(args: argparse.Namespace) -> int:
+    return max(args.batch) + (args.beside is not None)
 
 
 def drafts_by_model(flags: list[str]) -> bool:

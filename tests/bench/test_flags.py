@@ -137,6 +137,8 @@ def test_peers_refuse_what_cannot_be_measured(words: list[str], capsys: pytest.C
         (goodput.main, ["--accept-length", "2"], "--accept-length is for --stand-in"),
         (goodput.main, ["--stand-in", "--threads", "2"], "--threads is for real networks"),
         (goodput.main, ["--stand-in", "--model-path", "x"], "--model-path is for real networks"),
+        (goodput.main, ["--beside", "none"], "argument --beside: none is not a tree, STEPS,BRANCHES,TOKENS"),
+        (goodput.main, ["--beside", "1,1,2/3,1,4"], "argument --beside: 1,1,2/3,1,4 is not a tree"),
         (goodput.main, ["--stand-in", "--", "--bogus"], "--bogus is for `outrider draft`"),
         (useless.main, ["--drafter", "ngram", "--draft-ms", "0"], "--draft-ms is for --drafter wrong"),
         (speculative.main, ["--steps", "3"], "--steps is for trees"),

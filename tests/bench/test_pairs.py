@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import itertools
 import json
 from collections import Counter
@@ -140,6 +141,51 @@ async def test_each_turn_runs_all_ways_on_the_same_prompts_in_another_order(monk
         False, True, False, False, True, True,
         True, False, True, True, False, False,
     ]  # fmt: skip
+
+
+class Slow(Echo):
+    """Others' answers go on until one with a fixed tree has begun, which takes for ever, or fails at once."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        super().__init__()
+        self.begun = asyncio.Event()
+        self.left: list[bytes] = []
+        self.fails = fails
+
+    async def Generate(self, request: verify_pb2.GenerateRequest) -> AsyncIterator[verify_pb2.GenerateResponse]:
+        if request.speculative.num_draft_tokens:
+            self.begun.set()
+            if self.fails:
+                return
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.left.append(request.prompt_tokens)
+        if request.sampling.max_tokens == 30:
+            await self.begun.wait()
+            self.begun.clear()
+        async for response in super().Generate(request):
+            yield response
+
+
+@pytest.mark.asyncio
+async def test_a_stream_beside_the_others_counts_in_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow, prompts = Slow(), [pack_ids([1]), pack_ids([2])]
+    monkeypatch.setattr(_pairs, "time", slow)
+    load = TurnLoad([1], max_tokens=30, turns=2, beside=TREE)
+    measured = await measure(cast("Any", slow), prompts, [PLAIN, PLANNED], load)
+    assert measured[1]["plain"].tokens_per_s == pytest.approx([50.0, 50.0])
+    assert measured[1]["planned"].drafted == [60, 60]
+    assert slow.left == 4 * prompts[:1]  # one in each way of each turn, which ended with it
+
+
+@pytest.mark.asyncio
+async def test_a_stream_beside_the_others_that_fails_is_told() -> None:
+    with pytest.raises(StartupError, match=r"^verify ended an answer after 0 of 30 tokens"):
+        await measure(
+            cast("Any", Slow(fails=True)), [pack_ids([1])], [PLAIN],
+            TurnLoad([1], max_tokens=30, turns=1, beside=TREE),
+        )  # fmt: skip
 
 
 @pytest.mark.asyncio
