@@ -60,9 +60,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--tokens", type=positive, default=64, help="most tokens of an answer")
     args = parser.parse_args(argv)
     target = resolve_model(args.model_path)
-    chat, texts = ChatFormat.of_model(target), read_first_turns(MT_BENCH)
-    chosen = texts[:: max(1, len(texts) // args.prompts)][: args.prompts]
-    prompts = [chat.prompt([{"role": "user", "content": text}]) for _, text in chosen]
+    chat, talks = ChatFormat.of_model(target), read_first_turns(MT_BENCH)
+    chosen = talks[:: max(1, len(talks) // args.prompts)][: args.prompts]
+    prompts = [chat.prompt(messages) for _, messages in chosen]
     answers, rounds, accepted = _vllm(args, target, prompts)
     print(f"vLLM: {1 + accepted / rounds:.3f} tokens a round, {rounds:.0f} rounds")
     examples = [

@@ -35,7 +35,7 @@ def greedy_answers(
     prompts = read_first_turns(path)[:max_prompts]
     chat = ChatFormat.of_model(model_path)
     facts = {
-        "prompts": [text for _, text in prompts],
+        "prompts": [messages for _, messages in prompts],
         "answer_tokens": answer_tokens,
         "model": str(model_path),
         "target": target_id(model_path, load_format),
@@ -43,7 +43,7 @@ def greedy_answers(
     }
     if kept is not None and (found := _read(kept, facts)) is not None:
         return found
-    asked = [chat.prompt([{"role": "user", "content": text}]) for _, text in prompts]
+    asked = [chat.prompt(messages) for _, messages in prompts]
     max_len = max(map(len, asked)) + answer_tokens
     num_rows = min(32, len(asked))
     runner = ModelRunner.load(

@@ -26,6 +26,7 @@ from training.args.head import read
 from training.averages import Averages
 from training.batches import Batch, Dataset
 from training.checkpoints import BEST, EXPORT_FOLDER, LAST, Checkpoint
+from training.data.given import read_first_turns
 from training.data.store import MADE_WITH, check_target, read_facts
 from training.evaluation import Evaluation
 from training.export import check_replaceable, export
@@ -76,7 +77,7 @@ class Trainer:
     def __init__(self, args: HeadArgs, ranks: Ranks) -> None:
         self.args, self.ranks = args, ranks
         model_path = resolve_model(args.model_path, revision=args.revision)
-        stored, target_layers = args.store_states, trainable_config(model_path).num_layers
+        stored, config = args.store_states, trainable_config(model_path)
         self.kind = make_kind(
             args.algorithm, model_path, draft_vocab_size=args.draft_vocab_size, num_kv_heads=args.num_kv_heads,
             num_layers=args.num_layers, fc_norm=not args.no_fc_norm,
@@ -85,16 +86,18 @@ class Trainer:
             Path(args.data), seed=args.seed, batch_tokens=args.batch_tokens, max_len=args.max_len, rank=ranks.rank,
             num_ranks=ranks.num_ranks, least=ranks.least,
         )  # fmt: skip
-        self.folder = made_folder(Path(args.output), "the head")  # no sooner than there is data, and a target for it
+        facts = facts_of(args, model_path)
+        check_target(self.dataset.folder, facts["target"], config.vocab_size)
+        if args.eval_prompts is not None:
+            read_first_turns(Path(args.eval_prompts))
+        self.folder = made_folder(Path(args.output), "the head")  # no sooner than all that is given was read
         check_replaceable(self.folder / EXPORT_FOLDER)
         torch.manual_seed(args.seed)
         self.target = TargetStates(
             model_path, self.kind.features, dtype=args.dtype, device=ranks.device, load_format=args.load_format,
             max_tokens=args.batch_tokens, max_len=args.max_len, threads=args.threads, quantization=args.quantization,
-            more_layers=stored_layers(target_layers) if stored else (),
+            more_layers=stored_layers(config.num_layers) if stored else (),
         )  # fmt: skip
-        facts = facts_of(args, model_path)
-        check_target(self.dataset.folder, facts["target"], self.target.config.vocab_size)
         self.store = StateStore(Path(stored), self.target) if stored else None
         self.checkpoint = self._begin_or_resume(facts)
         self.checkpoint.facts[MADE_WITH] = read_facts(self.dataset.folder).get(MADE_WITH, [])

@@ -22,6 +22,7 @@ from outrider.scrape import Scrape, Span, fetch
 from outrider.telemetry import get_logger
 from training.accept_length import Rounds
 from training.args import EvalArgs
+from training.chat_format import Message
 
 _TIMEOUT_S = 600.0
 _MOST_ROUNDS = 0.9
@@ -31,8 +32,9 @@ log = get_logger(__name__)
 
 
 async def ask_all(
-    args: EvalArgs, head: Path, algorithm: str, shape: tuple[int, int, int], prompts: Sequence[tuple[str, str]]
-) -> list[tuple[str, Rounds]]:
+    args: EvalArgs, head: Path, algorithm: str, shape: tuple[int, int, int],
+    prompts: Sequence[tuple[str, list[Message]]],
+) -> list[tuple[str, Rounds]]:  # fmt: skip
     """Category and rounds of every prompt, with trees of `shape` (steps, topk, nodes), which verify does not trim."""
     found: list[tuple[str, Rounds]] = []
     in_time: list[int] = []
@@ -66,12 +68,12 @@ async def ask_all(
 
 
 def _ask_each(
-    served: Served, max_tokens: int, prompts: Sequence[tuple[str, str]], found: list[tuple[str, Rounds]],
+    served: Served, max_tokens: int, prompts: Sequence[tuple[str, list[Message]]], found: list[tuple[str, Rounds]],
     in_time: list[int],
 ) -> None:  # fmt: skip
     before = _counted(served)
-    for category, text in tqdm(prompts, desc="Questions", disable=not sys.stderr.isatty()):
-        usage = _ask(served, text, max_tokens)["speculation"]
+    for category, messages in tqdm(prompts, desc="Questions", disable=not sys.stderr.isatty()):
+        usage = _ask(served, messages, max_tokens)["speculation"]
         steps = usage["verify_steps"]
         committed = round((usage["accept_length"] or 1.0) * steps)
         now = _counted(served)
@@ -92,12 +94,9 @@ def accepted_between(before: Scrape, now: Scrape) -> list[int]:
     return [count for count in counts if count]  # no position without the one before it
 
 
-def _ask(served: Served, text: str, max_tokens: int) -> dict[str, Any]:
+def _ask(served: Served, messages: list[Message], max_tokens: int) -> dict[str, Any]:
     """`usage` of an answer."""
-    body = {
-        "model": served.model, "messages": [{"role": "user", "content": text}], "temperature": 0,
-        "max_tokens": max_tokens,
-    }  # fmt: skip
+    body = {"model": served.model, "messages": messages, "temperature": 0, "max_tokens": max_tokens}
     request = urllib.request.Request(
         f"{served.url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )

@@ -33,7 +33,7 @@ from training.data.conversations import COMPOSED, GIVEN, Mix, Record, Script, gi
 from training.data.material import Material
 from training.data.overlap import OverlapFilter, read_prompts
 from training.data.passages import Passages, docstrings, documents, is_prose
-from training.data.quality import is_sensible
+from training.data.quality import is_sensible, normalized, words
 from training.data.store import DataFolder, read_examples, read_facts, shard_paths
 
 FACTS = {"format": 1, "seed": 0, "target": "tiny", "vocab_size": VOCAB_SIZE}
@@ -166,6 +166,40 @@ def test_a_benchmarks_prompts_are_found_in_any_dress() -> None:
         if len(turn.split()) > 12:
             assert overlap.overlaps("Please help me. " + " ".join(turn.split()[:-2]) + " and so on")
     assert not overlap.overlaps("Write a short poem about the sea and the people who live beside it.")
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("Café_au-lait, №5!", "cafe au lait no5"),
+        ("don\u2019t  STOP\u2014now", "dont stopnow"),
+        ("Straße ÆRØ", "straße ærø"),
+        ("Почему небо голубое?", "почему небо голубое"),
+        ("Ποιος είσαι;", "ποιος εισαι"),
+        ("दिन में", "दिन में"),
+        ("鲸鱼会唱歌吗？", "鲸 鱼 会 唱 歌 吗"),
+        ("が、ガ", "が ガ"),
+        ("한국어 문장", "한국어 문장"),
+        ("Türkçe\u00a0IŞIK", "turkce isik"),
+    ],
+)
+def test_words_of_any_script(text: str, found: str) -> None:
+    assert words(text) == found.split()
+
+
+def test_prompts_without_words_are_known_apart() -> None:
+    assert normalized(" ??") == "??"
+    assert normalized("\U0001f433") != normalized("\U0001f40b") != ""
+
+
+@pytest.mark.parametrize(
+    "text", ["鲸鱼为什么会在夜里唱歌给大海听？", "Почему киты поют ночью в холодном море зимой, а летом молчат?"]
+)
+def test_a_benchmark_in_another_script_is_kept_out(text: str) -> None:
+    overlap = OverlapFilter([text])
+    assert overlap.overlaps(f"OK. {text.upper()} !")
+    assert not overlap.overlaps(f"OK. {text[:6]}")
+    assert not overlap.overlaps("Do whales sing? " * 4)
 
 
 def test_no_template_asks_what_the_benchmark_asks() -> None:

@@ -78,7 +78,6 @@ def test_a_prompt_that_cannot_be_kept_out_is_told(line: str, tmp_path: Path) -> 
         ("{", "it is not JSON: Expecting property name enclosed in double quotes at column 2$"),
         ('{"messages": [{"role": "system", "content": "Be brief."}]}', "messages has no message of a user; it must"),
         ('{"conversations": [{"from": "gpt"}]}', "conversations has no message of a user; it must have one"),
-        ('{"conversations": [{"from": "human"}]}', r"conversations\[0\].value is null"),
         ("[" * 100_000, "its brackets are nested too deeply"),
         ("5", "it is a number; it must be a string, or an object with one of messages"),
         ('{"text": 1}', "it has none of messages, conversations, turns, prompt"),
@@ -94,10 +93,11 @@ def test_a_prompt_that_cannot_be_kept_out_is_told(line: str, tmp_path: Path) -> 
         ('{"messages": ["Hi"]}', r"messages\[0\] is a string; it must be an object"),
         ('{"messages": [{"role": "critic", "content": "Hi"}]}', r"messages\[0\] has the role 'critic'; it must be one"),
         ('{"messages": [{"content": "Hi"}]}', r"messages\[0\] has the role null"),
-        ('{"messages": [{"role": "user"}]}', r"messages\[0\].content is null"),
         ('{"messages": [{"role": "user", "content": true}]}', r"content is true or false; it must be a string"),
         ('{"messages": [{"role": "user", "content": []}]}', r"content is empty"),
         ('{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}', "content has a part that is no text"),
+        ('{"messages": [{"role": "user"}]}', r"messages\[0\] has no content"),
+        ('{"conversations": [{"from": "human"}]}', r"conversations\[0\] has no value"),
         ('{"conversations": [{"from": "human", "value": 7}]}', r"conversations\[0\].value is a number"),
     ],
 )
@@ -123,10 +123,26 @@ def test_a_file_that_asks_nothing_is_told(text: str, tmp_path: Path) -> None:
         read_conversations(path)
 
 
+def test_an_evaluation_asks_how_each_conversation_begins(tmp_path: Path) -> None:
+    path, hello = tmp_path / "own.jsonl", {"role": "user", "content": "Hello"}
+    brief = {"role": "system", "content": "Be brief."}
+    lines = [
+        "Hello", {"prompt": "Hello", "category": "greeting"}, {"turns": ["Hello", "And now?"]},
+        {"messages": [brief, hello, {"role": "assistant", "content": "Hi"}, {"role": "user", "content": "And now?"}]},
+        {"messages": [{"role": "assistant", "content": "Hi"}, hello, brief]},
+        {"conversations": [{"from": "human", "value": "Hello"}, {"from": "gpt", "value": "Hi"}]},
+    ]  # fmt: skip
+    path.write_text("\n".join(map(json.dumps, lines)))
+    assert read_first_turns(path) == [
+        ("all", [hello]), ("greeting", [hello]), ("all", [hello]), ("all", [brief, hello]), ("all", [hello]),
+        ("all", [hello]),
+    ]  # fmt: skip
+
+
 def test_prompts_of_an_evaluation_and_of_a_benchmark_are_read_as_strictly(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     for line, reason in (
-        ("[]", "it is a list; it must be an object"), ('{"turns": 5}', "turns is a number"),
+        ("[]", "it is a list; it must be a string, or an object"), ('{"turns": 5}', "turns is a number"),
         ('{"turns": [null]}', r"turns\[0\] is null"), ("[" * 100_000, "nested too deeply"),
     ):  # fmt: skip
         path.write_text(f"\n{line}\n")

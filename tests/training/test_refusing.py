@@ -78,6 +78,25 @@ def test_missing_data_leaves_no_folder_behind(target: Path, tmp_path: Path) -> N
     assert not (tmp_path / "head").exists()
 
 
+def test_other_data_and_wrong_prompts_are_told_before_the_target_is_loaded(
+    target: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, prompts = with_other_weights(target, tmp_path / "other"), tmp_path / "prompts.jsonl"
+    prompts.write_text('{"messages": [{"role": "user"}]}\n')
+    monkeypatch.setattr(ModelRunner, "load", asked_again)
+    monkeypatch.setattr(TargetStates, "__init__", asked_again)
+    states, head, ranks = tmp_path / "states", tmp_path / "head", Ranks(0, 1, "cpu")
+    made = DataArgs(model_path=str(other), device="cpu", output=str(data), store_states=str(states))
+    with pytest.raises(StartupError, match="holds data made with "):
+        build.main(made)
+    with pytest.raises(StartupError, match=r"holds what target .* wrote"):
+        Trainer(head_args("EAGLE3", other, data, head), ranks)
+    with pytest.raises(StartupError, match=r"line 1: messages\[0\] has no content"):
+        Trainer(head_args("EAGLE3", target, data, head, eval_prompts=str(prompts)), ranks)
+    assert not states.exists()
+    assert not head.exists()
+
+
 def test_a_cards_command_keeps_settings_of_zero() -> None:
     zero = {"algorithm": "EAGLE", "average_tokens": 0, "warmup_tokens": 0, "weight_decay": 0.0, "feature_loss": 0.0}
     made = HeadArgs.parse(shlex.split(_command(dict(zero), 1000))[3:])

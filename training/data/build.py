@@ -25,7 +25,7 @@ from training.data.given import read_conversations
 from training.data.material import Material
 from training.data.overlap import OverlapFilter, read_prompts
 from training.data.passages import Passages
-from training.data.store import DataFolder
+from training.data.store import DataFolder, check_facts
 from training.data.templates import Composer
 from training.state_store import StateFiles, stored_layers
 from training.stopping import Stopping
@@ -41,10 +41,12 @@ def main(args: DataArgs) -> int:
     """Makes or goes on making data; signals to end leave what there is written out."""
     stopping = Stopping("finishing the conversations under way; once more to end at once")
     model_path = resolve_model(args.model_path, revision=args.revision)
-    num_layers = trainable_config(model_path).num_layers  # hours pass before `train head` could refuse it
+    config = trainable_config(model_path)  # hours pass before `train head` could refuse it
+    output, facts = Path(args.output), data_facts(args, model_path, config.vocab_size)
+    check_facts(output, facts)  # before anything is loaded, or made
     chat = ChatFormat.of_model(model_path)
     script = make_script(args, chat)
-    layers = () if args.store_states is None else stored_layers(num_layers)
+    layers = () if args.store_states is None else stored_layers(config.num_layers)
     with memory_for(f"--batch-size {args.batch_size} and --max-len {args.max_len}"):
         runner = ModelRunner.load(
             model_path, dtype=args.dtype, device=args.device, threads=args.threads, max_len=args.max_len,
@@ -52,9 +54,9 @@ def main(args: DataArgs) -> int:
             quantization=args.quantization, features=FeatureSpec("aux", layers) if layers else None,
             max_batch_tokens=max(DEFAULT_MAX_BATCH_TOKENS, args.batch_size + PREFILL_TOKENS),
         )  # fmt: skip
-    output, kept = Path(args.output), args.store_states
+    kept = args.store_states
     states = None if kept is None else StateFiles(Path(kept), runner, layers)
-    folder = DataFolder(output, data_facts(args, model_path, runner.config.vocab_size), states, asked(args))
+    folder = DataFolder(output, facts, states, asked(args))
     script.know(folder.keys)
     completer = Completer(runner, shared=chat.opening)
     report = _Report(folder, args.tokens, completer)

@@ -17,6 +17,7 @@ from kernels.sampling import Filters
 from outrider.telemetry import get_logger
 from training.chat_format import ChatFormat, Message
 from training.data.completer import GREEDY, Completion, Conversation
+from training.data.given import system_of
 from training.data.overlap import OverlapFilter
 from training.data.quality import is_sensible, normalized
 from training.data.templates import Composer
@@ -100,7 +101,7 @@ class Script:
         if index in self._given:
             record.source, talk = GIVEN, self._given[index]
             turns = [m["content"] for m in talk if m["role"] == "user"]
-            messages += [m for m in talk[:1] if m["role"] == "system"]
+            messages += system_of(talk)
             return (yield from self._talk(record, messages, turns, rng))
         kind = rng.random()
         if rng.random() < self._mix.system and self._chat.takes_system:

@@ -1,7 +1,11 @@
-"""The user's own prompts and conversations, from JSONL files; their answers are made anew by the target."""
+"""The user's own prompts and conversations, from JSONL files; their answers are made anew by the target.
+
+A line is a conversation: `messages` (OpenAI), `conversations` (ShareGPT), `turns` (MT-bench), `prompt`, or a string.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,29 +20,35 @@ _KEYS = ("messages", "conversations", "turns", "prompt")
 
 
 def read_conversations(path: Path) -> list[list[Message]]:
-    """One conversation a line: `messages` (OpenAI), `conversations` (ShareGPT), `turns`, `prompt`, or a string.
+    """What each line asks. StartupError for a file without any, and for a line that is no conversation."""
+    return [messages for _, messages in _read(path)]
 
-    StartupError for a file without any, and for a line that is none.
-    """
+
+def read_first_turns(path: Path) -> list[tuple[str, list[Message]]]:
+    """Category of each conversation (`all` where the line has none), and its opening. Errors as read_conversations."""
+    return [
+        (str(value.get("category", "all")) if isinstance(value, dict) else "all", opening(messages))
+        for value, messages in _read(path)
+    ]
+
+
+def opening(messages: Sequence[Message]) -> list[Message]:
+    """A conversation's system message, which counts where it comes first, and what the user says first."""
+    asked = next(message for message in messages if message["role"] == "user")
+    return [*system_of(messages), asked]
+
+
+def system_of(messages: Sequence[Message]) -> list[Message]:
+    """The system message that a conversation begins with, if it does."""
+    return [message for message in messages[:1] if message["role"] == "system"]
+
+
+def _read(path: Path) -> list[tuple[Any, list[Message]]]:
+    """Each line's value, and its messages, of which one at least is a user's."""
     found = []
     for number, value in read_values(path):
         try:
-            found.append(_messages(value))
-        except WrongLine as error:
-            raise wrong(path, number, error) from error
-    if not found:
-        raise StartupError(f"{path} holds no prompts")
-    return found
-
-
-def read_first_turns(path: Path) -> list[tuple[str, str]]:
-    """Category and first turn of each line with `turns` (MT-bench's form) or `prompt`."""
-    found = []
-    for number, value in read_values(path):
-        try:
-            if not isinstance(value, dict):
-                raise WrongLine(f"it is {said_as(value)}; it must be an object with `turns` or `prompt`")
-            found.append((str(value.get("category", "all")), _turns(value)[0]["content"]))
+            found.append((value, _messages(value)))
         except WrongLine as error:
             raise wrong(path, number, error) from error
     if not found:
@@ -80,7 +90,9 @@ def _message(item: Any, name: str) -> Message | None:
         known = ", ".join((*_ROLES, *sorted(_ANSWERING)))
         raise WrongLine(f"{name} has the role {_shown(role)}; it must be one of {known}")
     key = "value" if "content" not in item and ("value" in item or "from" in item) else "content"
-    return {"role": _ROLES[role], "content": _text(_joined(item.get(key), f"{name}.{key}"), f"{name}.{key}")}
+    if key not in item:
+        raise WrongLine(f"{name} has no {key}")
+    return {"role": _ROLES[role], "content": _text(_joined(item[key], f"{name}.{key}"), f"{name}.{key}")}
 
 
 def _from_user(value: Any, name: str) -> Message:

@@ -9,6 +9,8 @@ from typing import Final
 MIN_CHARS: Final = 12
 MAX_CHARS: Final = 2000
 _WORD = re.compile(r"[^\W_]+")
+_ACCENT = re.compile("[\u0300-\u036f]")
+_OWN_WORD = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\U00020000-\U0003ffff]")  # of scripts without spaces
 
 
 def is_sensible(text: str) -> bool:
@@ -34,11 +36,24 @@ def is_repetitive(text: str) -> bool:
 
 
 def words(text: str) -> list[str]:
-    """Lower-case words and numbers, accents and punctuation gone: what counts when texts are compared."""
-    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower()
-    return _WORD.findall(plain)
+    """Lower-case words and numbers, accents and punctuation gone: what counts when texts are compared.
+
+    A word of Chinese or Japanese is one character.
+    """
+    plain = unicodedata.normalize("NFKD", text).lower()
+    if plain.isascii():
+        return _WORD.findall(plain)
+    plain = unicodedata.normalize("NFC", _ACCENT.sub("", plain))
+    return "".join(map(_parted, plain)).split()
+
+
+def _parted(character: str) -> str:
+    """What a character of words gives to them: itself, their end, or nothing."""
+    if character.isalnum() or unicodedata.category(character)[0] == "M":  # marks are vowels in many scripts
+        return f" {character} " if _OWN_WORD.match(character) else character
+    return " " if character.isascii() or character.isspace() else ""
 
 
 def normalized(text: str) -> str:
-    """Equal for prompts that only differ in case, punctuation and spaces."""
-    return " ".join(words(text))
+    """Equal for prompts that only differ in case, punctuation and spaces; those without any word stay as they are."""
+    return " ".join(words(text)) or text.strip()

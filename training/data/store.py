@@ -93,14 +93,11 @@ class DataFolder:
     ) -> None:  # fmt: skip
         self.folder = folder
         self._states = states
-        self._facts = facts
         self._asked = asked
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with locked(folder / ".lock"):
-                if (folder / META).exists():
-                    self._check()
-                else:
+                if not check_facts(folder, facts):
                     self._write_facts(facts | {MADE_WITH: []})
         except OSError as error:
             raise StartupError(f"training data cannot be kept in {folder}: {error}") from error
@@ -207,13 +204,18 @@ class DataFolder:
     def _write_facts(self, facts: dict[str, Any]) -> None:
         written(self.folder / META, lambda file: file.write_text(json.dumps(facts, indent=1), encoding="utf-8"))
 
-    def _check(self) -> None:
-        found = read_facts(self.folder)
-        for key, value in self._facts.items():
-            if found.get(key) != value:
-                raise StartupError(
-                    f"{self.folder} holds data made with {key} {found.get(key)!r}, now {value!r}; name another folder"
-                )
+
+def check_facts(folder: Path, facts: Mapping[str, Any]) -> bool:
+    """Whether there is data in a folder, which was begun with these facts. StartupError where it was with others."""
+    if not (folder / META).exists():
+        return False
+    found = read_facts(folder)
+    for key, value in facts.items():
+        if found.get(key) != value:
+            raise StartupError(
+                f"{folder} holds data made with {key} {found.get(key)!r}, now {value!r}; name another folder"
+            )
+    return True
 
 
 def _with_call(calls: list[dict[str, Any]], asked: dict[str, Any], num_before: int) -> list[dict[str, Any]]:
