@@ -87,9 +87,7 @@ class Trainer:
             num_ranks=ranks.num_ranks, least=ranks.least,
         )  # fmt: skip
         facts = facts_of(args, model_path)
-        check_target(self.dataset.folder, facts["target"], config.vocab_size)
-        if args.eval_prompts is not None:
-            read_first_turns(Path(args.eval_prompts))
+        _check_given(args, self.dataset.folder, facts["target"], config.vocab_size)
         self.folder = made_folder(Path(args.output), "the head")  # no sooner than all that is given was read
         check_replaceable(self.folder / EXPORT_FOLDER)
         torch.manual_seed(args.seed)
@@ -278,6 +276,12 @@ def facts_of(args: HeadArgs, model_path: Path) -> dict[str, Any]:
     """Facts that must not change when training goes on."""
     own = {spec.name: getattr(args, spec.name) for spec in dataclasses.fields(args) if spec.name not in _FREE}
     return own | {"target": target_id(model_path, args.load_format)}
+
+
+def _check_given(args: HeadArgs, data: Path, target: str, vocab_size: int) -> None:
+    check_target(data, target, vocab_size)
+    if args.eval_prompts is not None:
+        read_first_turns(Path(args.eval_prompts))
 
 
 def told_of(args: HeadArgs) -> dict[str, Any]:
