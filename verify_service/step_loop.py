@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 
+from kernels.acceptance import Accepted
 from outrider.cost_table import CostTable
-from outrider.errors import ENGINE_FAILED, Internal, OutriderError, Unavailable
+from outrider.errors import ENGINE_FAILED, OutriderError, Unavailable
 from outrider.placement import Placement
 from outrider.spared import Spared
 from outrider.speculation_count import SpeculationCount
@@ -39,12 +40,12 @@ from verify_service.drafters import Drafters
 from verify_service.features import FeatureSender
 from verify_service.gathering import BREATH_S, Gatherer
 from verify_service.intake import hear
-from verify_service.planner import Planner, ms_since
+from verify_service.planner import Planner
 from verify_service.runner import Runner
 from verify_service.sampler import Sampler
 from verify_service.scheduler import Scheduler
 from verify_service.session import Session
-from verify_service.step_failures import MAX_FAILED_STEPS, ends_the_engine
+from verify_service.step_failures import StepFailures, ends_the_engine
 from verify_service.telling import Teller
 from verify_service.turns import Compute, Lending, Steps, Turns, Wait
 from verify_service.unsent import Responses, Unsent, responses_of
@@ -119,7 +120,7 @@ class StepLoop:
         self._decode_log = DecodeLog(decode_log_interval, self.counters, self.stats, log.info)
         self._stopped_by: Stop | None = None
         self.turns = Turns(self._steps(), inbox, lending)
-        self._failed_steps = 0  # in a row, of those that failed for every session
+        self._failures = StepFailures(self._outcomes, scheduler.pages, self._committer)
         self._spared = Spared(log, "a step cannot be accounted for, which is said once")
 
     def run(self) -> None:
@@ -180,14 +181,15 @@ class StepLoop:
     def _run(self, works: list[Work], rows: int, waited_ms: float, late: list[Assignment]) -> None:
         start_ns = time.monotonic_ns()
         try:
-            logits = self._runner.forward([work.segment() for work in works])
-            outcomes = self._sampler.accept(works, logits, self._runner.likeliest)
+            outcomes = self._outcomes(works)
         except Exception as error:
             self._await_clerk()
-            self._run_apart(works, error)
+            sent = self._failures.run_apart(works, error)
+            self._weigher.ended(works)  # whose time tells nothing of drafts
+            self._count(sent, self.counters.lap(FORWARD) - start_ns)
             return
         self._await_clerk()
-        self._failed_steps = 0
+        self._failures.in_a_row = 0
         step_ms = (self.counters.lap(FORWARD) - start_ns) / 1e6
         wall_ms, told = self._weigher.ended(works)
         running = {session.session_id for session in self.scheduler.running}
@@ -204,6 +206,10 @@ class StepLoop:
 
         self._account = account
 
+    def _outcomes(self, works: list[Work]) -> list[Accepted | None]:
+        logits = self._runner.forward([work.segment() for work in works])
+        return self._sampler.accept(works, logits, self._runner.likeliest)
+
     def _await_clerk(self) -> None:
         if self._busy is not None:
             busy, self._busy = self._busy, None
@@ -217,38 +223,6 @@ class StepLoop:
             tokens=(pages.pool.num_pages - pages.num_available) * pages.page_size,
             pool_tokens=pages.pool.num_pages * pages.page_size,
         )  # fmt: skip
-
-    def _run_apart(self, works: list[Work], error: Exception) -> None:
-        """Runs the sessions of a failed step one by one, so that only those end which it fails for.
-
-        Raises the error when the engine is at fault.
-        """
-        if ends_the_engine(error):
-            raise error
-        log.error("a step failed; its sessions are run one by one", sessions=len(works), exc_info=error)
-        self._failed_steps += 1
-        began_ns, sent = self.counters.lap(FORWARD), 0
-        for work in works:
-            work.session.drop_prompt_logprobs()
-            start_ns = time.monotonic_ns()
-            try:
-                outcomes = self._sampler.accept([work], self._runner.forward([work.segment()]), self._runner.likeliest)
-            except Exception as failure:
-                if ends_the_engine(failure):
-                    raise
-                log.error("a step failed for one session", session=work.session.session_id, exc_info=failure)
-                self.scheduler.pages.keep(work.session, work.slots, [])
-                self._committer.fail(
-                    work.session, Internal("this request cannot be computed; the server's log says why")
-                )
-            else:
-                self._failed_steps = 0
-                step_us = int(ms_since(start_ns) * 1000)
-                sent += self._committer.commit([work], outcomes, step_us=step_us, batch_tokens=work.num_rows)
-        self._weigher.ended(works)  # whose time tells nothing of drafts
-        self._count(sent, self.counters.lap(FORWARD) - began_ns)
-        if self._failed_steps >= MAX_FAILED_STEPS:
-            raise error
 
     def _obey(self, commands: list[Command]) -> bool:
         """Does what commands say; returns whether the loop goes on."""
