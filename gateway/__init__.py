@@ -3,6 +3,7 @@
 The process:
     app, service                       the process; what routes share, and how it comes up
     tls_listener, http_guard           connections: HTTPS, framing, limits, hang-ups
+    flow                               how fast they are read, and whether their peers read
     lingering                          those that are closed while their peers still send
     http_refusals                      what is wrong with a request's head
     edge                               around every route: ids, keys, errors, a log line

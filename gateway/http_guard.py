@@ -15,11 +15,12 @@ from typing import Any, cast
 
 import httptools
 from starlette.types import Message, Send
-from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from gateway.errors import NOT_BEGUN, HttpError
-from gateway.exchange import ABORT_EXTENSION, STALL_LIMIT_S, WRITE_EXTENSION
+from gateway.exchange import ABORT_EXTENSION, WRITE_EXTENSION
+from gateway.flow import BoundedFlow, StallWatch
 from gateway.http_refusals import MAX_HEADER_BYTES, fault_of_head, header_too_large, refusal
 from gateway.lingering import LingeringTransport
 from outrider.args.links import host_port
@@ -34,16 +35,6 @@ _lines = Throttle()
 
 class _Refused(Exception):
     """Raised in a parser callback to stop parsing."""
-
-
-class _Flow(FlowControl):
-    """Reads no further while enough waits to be read, whoever asks for more."""
-
-    has_enough = False
-
-    def resume_reading(self) -> None:
-        if not self.has_enough:
-            super().resume_reading()
 
 
 class GuardedProtocol(HttpToolsProtocol):
@@ -67,16 +58,14 @@ class GuardedProtocol(HttpToolsProtocol):
         self._piece: bytes | memoryview = b""  # which the parser has
         self._had_body = False  # the piece; how much of it is headers, nobody says
         self._asks_upgrade = False
-        self._read_timer: asyncio.TimerHandle | None = None
-        self._unsent = 0  # bytes that the peer would have to read, when that was looked at last
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Refuses the connection past the limit; starts the clock for its first request."""
         super().connection_made(transport)
         self._lingering = LingeringTransport(transport, self._is_unread, self._begin_linger)
         self.transport = cast(asyncio.Transport, self._lingering)
-        self.flow = self._flow = _Flow(transport)
-        self._watch_reading()
+        self.flow = self._flow = BoundedFlow(transport)
+        self._stalls = StallWatch(self._waits_for_reader, transport.get_write_buffer_size, self._drop_unread)
         if self.client is not None:
             self._peer = host_port(*self.client)
             if self.on_connection is not None:
@@ -91,8 +80,7 @@ class GuardedProtocol(HttpToolsProtocol):
         """Stops the clocks; ends what is being answered; tells of who asked for nothing, as scanners of ports do."""
         self._stop_timer()
         self._lingering.ended()
-        if self._read_timer is not None:
-            self._read_timer.cancel()
+        self._stalls.stop()
         self._disconnect()
         if not self._spoke and self._refusal is None and _lines.allows():
             log.info("a connection ended without a request", peer=self._peer)
@@ -270,20 +258,16 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def resume_writing(self) -> None:
         """Writes on: the peer has read."""
-        self._unsent = 0
+        self._stalls.has_read()
         super().resume_writing()
 
-    def _watch_reading(self) -> None:
-        """Drops a connection that waits for a peer who reads nothing: to write on, or to be closed."""
-        waits = self._flow.write_paused or self.transport.is_closing()
-        unsent = self.transport.get_write_buffer_size() if waits else 0
-        if 0 < self._unsent <= unsent:
-            if _lines.allows():
-                log.info("dropped a connection whose client does not read", peer=self._peer, unsent_bytes=unsent)
-            self.transport.abort()
-            return
-        self._unsent = unsent
-        self._read_timer = self.loop.call_later(STALL_LIMIT_S, self._watch_reading)
+    def _waits_for_reader(self) -> bool:
+        return self._flow.write_paused or self.transport.is_closing()
+
+    def _drop_unread(self, num_unsent: int) -> None:
+        if _lines.allows():
+            log.info("dropped a connection whose client does not read", peer=self._peer, unsent_bytes=num_unsent)
+        self.transport.abort()
 
     def _start_timer(self) -> None:
         self._header_timer = self.loop.call_later(self.header_timeout_s, self._timed_out)

@@ -1,16 +1,14 @@
 """The verify services behind this gateway: their addresses, which of them serve, and which takes the next call.
 
-Names among the addresses are looked up again and again (gateway/addresses.py). Each replica is asked for its server
-info every second, and at once when a call to it broke. One that missed to answer, or that broke a call, is in doubt: it
-gets new sessions only where no other can take them, and none that go on from elsewhere. One that cannot be reached is
-down. So is one that is late too often, and then its calls break: a process may hang while its connection answers pings.
+Names among the addresses are looked up again and again (gateway/addresses.py); whether replicas are well, and which
+are in doubt or down, is found out by gateway/probing.py. One in doubt gets new sessions only where no other can take
+them, and none that go on from elsewhere.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 from collections.abc import Container, Coroutine, Generator, Iterable
 from typing import Any
 
@@ -19,18 +17,15 @@ import grpc.aio
 
 from gateway.addresses import Addresses
 from gateway.affinity import PrefixMap, PromptKeys
-from gateway.call_failures import ChannelClosed, answer_of
-from gateway.probing import DOWN, ProbeTimes, weight
+from gateway.probing import Prober, ProbeTimes
 from gateway.replica import Replica, ServerInfo, close_channel
-from gateway.served import Served, differences, served_by
+from gateway.served import Served, served_by
 from gateway.takers import takers_of
 from outrider.dialing import Dial
 from outrider.errors import StartupError
 from outrider.rpc import create_channel, error_from_rpc
 from outrider.stopping import cancelled
 from outrider.telemetry import get_logger
-from outrider.v1 import common_pb2, verify_pb2
-from outrider.wire import WIRE_VERSION
 
 log = get_logger(__name__)
 
@@ -46,6 +41,10 @@ class ReplicaSet:
         self._addresses = Addresses(addresses)
         self._dial = dial
         self._times = times or ProbeTimes()
+        self.prober = Prober(
+            self._times, longest_context=lambda: 0 if self.served is None else self.served.context_length,
+            on_change=self._tell_change, give_up=self._give_up_connection,
+        )  # fmt: skip
         self._replicas: dict[str, Replica] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._resolver: asyncio.Task[None] | None = None
@@ -53,7 +52,6 @@ class ReplicaSet:
         self._prefixes = PrefixMap()
         self.draining = False  # the gateway ends: no answer waits for a replica while there is none
         self._num_waiting = 0  # answers under way that look for a replica
-        self.info: ServerInfo | None = None  # of the first that served: all must have its vocabulary
 
     async def start(self) -> None:
         """Begins to look for replicas; returns before any is found."""
@@ -71,6 +69,11 @@ class ReplicaSet:
             task.cancel()  # those that wait for their last calls
         self._set_addresses(set(), calls_s=None)
         await asyncio.gather(*self._closing, return_exceptions=True)
+
+    @property
+    def info(self) -> ServerInfo | None:
+        """What the first one said that served: all must have its vocabulary."""
+        return self.prober.first
 
     @property
     def serving(self) -> list[Replica]:
@@ -157,7 +160,7 @@ class ReplicaSet:
     async def ask_all(self) -> list[ServerInfo]:
         """Fresh infos of the replicas that serve, each process once; one that does not answer is left out."""
         serving = self.serving
-        asked = await asyncio.gather(*(self.probe(replica, counts=False) for replica in serving))
+        asked = await asyncio.gather(*(self.prober.probe(replica, counts=False) for replica in serving))
         infos = [replica.info for replica, well in zip(serving, asked, strict=True) if well]
         return list({info.boot_id: info for info in infos if info is not None}.values())
 
@@ -188,7 +191,7 @@ class ReplicaSet:
         """Replicas that are gone get no more calls; those that run on them have `calls_s`, without it none."""
         for address in addresses - self._replicas.keys():
             replica = Replica.at(address, self._dial(address))
-            replica.watch = asyncio.create_task(self._keep_watching(replica))
+            replica.watch = asyncio.create_task(self.prober.keep_watching(replica))
             self._replicas[address] = replica
         for address in self._replicas.keys() - addresses:
             replica = self._replicas.pop(address)
@@ -214,110 +217,6 @@ class ReplicaSet:
         task = asyncio.create_task(closing)
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
-
-    # ---- State
-
-    async def _keep_watching(self, replica: Replica) -> None:
-        retry_s = self._times.first_retry_s
-        while True:
-            replica.look_again.clear()
-            try:
-                well = await self.probe(replica)
-            except Exception as error:  # a fault of ours, or an answer without sense: it is asked again
-                log.error("asking a verify service failed", address=replica.address, exc_info=error)
-                well = False
-            if well:
-                retry_s = self._times.first_retry_s
-                pause_s = self._times.interval_s
-            else:
-                pause_s = retry_s * random.uniform(0.5, 1.0)
-                retry_s = min(2 * retry_s, self._times.max_retry_s)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause_s):
-                    await replica.look_again.wait()
-
-    async def probe(self, replica: Replica, *, counts: bool = True) -> bool:
-        """Asks for the server info and sets the replica's state by it; whether it may serve. `counts`: so do misses,
-        which are counted by one who asks after the other."""
-        try:
-            info = await answer_of(
-                replica.stub.GetServerInfo(
-                    verify_pb2.VerifyServiceGetServerInfoRequest(), timeout=self._times.timeout_s
-                )
-            )
-        except ChannelClosed:
-            return False
-        except grpc.aio.AioRpcError as error:
-            if counts:
-                self._note_miss(replica, error)
-            return False
-        if info is None:  # how grpc gives bytes that it cannot parse
-            self._set_serving(replica, False, "its answer is no message")
-            return False
-        replica.learn(info)
-        replica.missed = 0
-        if replica.doubtful:
-            replica.doubtful = False
-            self._tell_change()
-        reason = self._unfit(replica, info)
-        if reason is None:
-            if self.info is None:
-                self.info = info
-            self._tell_differences(replica, info, self.info.model)
-        self._set_serving(replica, reason is None, reason or "")
-        return reason is None
-
-    def _tell_differences(self, replica: Replica, info: ServerInfo, first: common_pb2.ModelInfo) -> None:
-        """Warns of one that may serve, and does otherwise than those that do or than the first."""
-        longest = 0 if self.served is None else self.served.context_length
-        if not replica.serving and replica.context_length < longest:
-            log.warning(
-                "a verify service has a shorter context: it gets only requests that fit it", address=replica.address,
-                context_length=replica.context_length, of_the_gateway=longest,
-            )  # fmt: skip
-        if replica.told_of == info.boot_id:
-            return
-        replica.told_of = info.boot_id
-        if differs := differences(first, info.model):
-            log.warning(
-                "a verify service serves another model than the first one, whose name and text files are used",
-                address=replica.address, differs=differs,
-            )  # fmt: skip
-
-    def _note_miss(self, replica: Replica, error: grpc.aio.AioRpcError) -> None:
-        replica.missed += weight(error.code(), replica.channel.get_state())
-        replica.doubtful = True
-        if replica.missed >= DOWN:
-            self._set_serving(replica, False, error.code().name, error.details() or "")
-            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                self._give_up_connection(replica)
-
-    def _unfit(self, replica: Replica, info: ServerInfo) -> str | None:
-        """Why a replica that answers takes no sessions from us."""
-        if replica.leaving:
-            return "it is not among the addresses any more"
-        if info.wire_version != WIRE_VERSION:
-            return f"it speaks wire version {info.wire_version}, this gateway {WIRE_VERSION}"
-        if info.state.draining:
-            return "it is draining"
-        if self.info is not None and info.model.vocab_fingerprint != self.info.model.vocab_fingerprint:
-            return "its vocabulary differs from that of the replicas seen before"
-        return None
-
-    def _set_serving(self, replica: Replica, serving: bool, reason: str, detail: str = "") -> None:
-        """Says when it comes and goes; and of one that never came each reason once."""
-        if replica.serving == serving and (serving or reason in replica.reasons):
-            return
-        not_yet = reason == grpc.StatusCode.UNAVAILABLE.name and replica.info is None  # a gateway may be up first
-        state = "up" if serving else "down" if replica.serving else "not reached yet" if not_yet else "not usable"
-        if serving:
-            replica.reasons.clear()
-        else:
-            replica.reasons.add(reason)
-        if replica.serving != serving:
-            replica.serving = serving
-            self._tell_change()
-        log.info(f"verify service {state}", address=replica.address, reason=reason, detail=detail)
 
     def _tell_change(self) -> None:
         self._changed.set()

@@ -318,7 +318,7 @@ async def test_a_pause_of_one_late_answer_breaks_nothing(tmp_path: Path) -> None
         await only.holding.wait()
         (replica,) = backend.replicas.serving
         only.is_late = True
-        prober = ReplicaSet([], PROMPT)
+        prober = ReplicaSet([], PROMPT).prober
         for _ in range(2):
             await prober.probe(replica)
         only.is_late = False
@@ -690,7 +690,7 @@ async def test_a_replica_that_is_not_there_yet_is_found_and_until_then_the_log_s
         await replicas.wait_for_change(0.05)
         for replica in replicas._replicas.values():
             for _ in range(3):
-                await replicas.probe(replica)
+                await replicas.prober.probe(replica)
     try:
         assert not replicas.serving
         ((event, reason, detail),) = {(log["event"], log["reason"], log["detail"]) for log in logs}

@@ -12,7 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 from tokenizers import Tokenizer
 
-from gateway import app, edge, http_guard, lingering
+from gateway import app, edge, flow, http_guard, lingering
 from gateway.app import listen
 from outrider.args import GatewayArgs
 from outrider.telemetry import Throttle
@@ -58,7 +58,7 @@ def test_answers_that_nobody_reads(
         return listener, url
 
     monkeypatch.setattr(fakes, "listen", small_buffers)
-    monkeypatch.setattr(http_guard, "STALL_LIMIT_S", 0.05)
+    monkeypatch.setattr(flow, "STALL_LIMIT_S", 0.05)
     monkeypatch.setattr(http_guard, "_lines", Throttle())
     with fakes.running({}, lambda: [plain_fake(folder, tokenizer)], tmp_path) as gateway, capture_logs() as logs:
         for num_dropped, num_answers in ((1, 1), (2, 50)):

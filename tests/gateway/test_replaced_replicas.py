@@ -144,7 +144,7 @@ async def test_the_log_warns_of_each_process_that_serves_another_model(
                         lambda: [info.boot_id for _, info in replicas.infos] == [verify.boot_id], "not asked again"
                     )
                 (replica,) = replicas.serving
-                assert await replicas.probe(replica)
+                assert await replicas.prober.probe(replica)
             finally:
                 await replicas.close()
     differs = [log["differs"] for log in logs if "another model" in log["event"]]

@@ -126,7 +126,7 @@ async def test_one_that_does_not_answer_is_in_doubt_before_it_is_down(
             one, two = replicas.serving
             for _ in range(2):
                 setattr(fakes[0], fault, True)
-                await replicas.probe(one)
+                await replicas.prober.probe(one)
                 assert replicas.pick() is two
                 replicas.broke(two)
                 assert replicas.pick() is one  # rather than none
@@ -139,7 +139,7 @@ async def test_one_that_does_not_answer_is_in_doubt_before_it_is_down(
             setattr(fakes[0], fault, True)
             probes = 0
             while one.serving:
-                await replicas.probe(one)
+                await replicas.prober.probe(one)
                 probes += 1
             assert probes == times
             assert replicas.serving == [two]
@@ -250,7 +250,7 @@ async def test_an_end_that_comes_while_the_watching_ends_waits_for_no_call(
 
 async def until_well(replicas: ReplicaSet, replica: Replica) -> None:
     """Asks a replica until it answers: on a machine that stalls an answer may come too late."""
-    while not await replicas.probe(replica):
+    while not await replicas.prober.probe(replica):
         pass
 
 
