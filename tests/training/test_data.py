@@ -177,6 +177,9 @@ def test_a_benchmarks_prompts_are_found_in_any_dress() -> None:
         ("Почему небо голубое?", "почему небо голубое"),
         ("Ποιος είσαι;", "ποιος εισαι"),
         ("दिन में", "दिन में"),
+        ("क्या है।क्यों", "क्या है क्यों"),
+        ("ሰላም፡ለዓለም", "ሰላም ለዓለም"),
+        ("བོད་ཡིག", "བོད ཡིག"),
         ("鲸鱼会唱歌吗？", "鲸 鱼 会 唱 歌 吗"),
         ("が、ガ", "が ガ"),
         ("한국어 문장", "한국어 문장"),
@@ -193,8 +196,12 @@ def test_prompts_without_words_are_known_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["鲸鱼为什么会在夜里唱歌给大海听？", "Почему киты поют ночью в холодном море зимой, а летом молчат?"]
-)
+    "text",
+    [
+        "鲸鱼为什么会在夜里唱歌给大海听？", "Почему киты поют ночью в холодном море зимой, а летом молчат?",
+        "ለምን፡ዓሣዎች፡በሌሊት፡በባሕር፡ውስጥ፡ይዘምራሉ፡እና፡በክረምት፡ዝም፡ይላሉ",
+    ],
+)  # fmt: skip
 def test_a_benchmark_in_another_script_is_kept_out(text: str) -> None:
     overlap = OverlapFilter([text])
     assert overlap.overlaps(f"OK. {text.upper()} !")

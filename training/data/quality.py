@@ -11,6 +11,7 @@ MAX_CHARS: Final = 2000
 _WORD = re.compile(r"[^\W_]+")
 _ACCENT = re.compile("[\u0300-\u036f]")
 _OWN_WORD = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\U00020000-\U0003ffff]")  # of scripts without spaces
+_TYPOGRAPHIC = re.compile("[\u00a1-\u00bf\u2010-\u205e]")  # quotes and dashes, which end no word
 
 
 def is_sensible(text: str) -> bool:
@@ -49,9 +50,11 @@ def words(text: str) -> list[str]:
 
 def _parted(character: str) -> str:
     """What a character of words gives to them: itself, their end, or nothing."""
-    if character.isalnum() or unicodedata.category(character)[0] == "M":  # marks are vowels in many scripts
+    kind = unicodedata.category(character)[0]
+    if character.isalnum() or kind == "M":  # marks are vowels in many scripts
         return f" {character} " if _OWN_WORD.match(character) else character
-    return " " if character.isascii() or character.isspace() else ""
+    ends = kind == "P" and not _TYPOGRAPHIC.match(character)  # some scripts have no spaces but these
+    return " " if ends or character.isascii() or character.isspace() else ""
 
 
 def normalized(text: str) -> str:
