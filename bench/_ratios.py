@@ -68,7 +68,9 @@ def ratios(entries: Sequence[Entry], rounds: Sequence[Round]) -> list[Ratio]:
 
 
 def _compared(ours: str, other: str) -> bool:
-    """Whether two systems of ours are worth a ratio: drafts beside none, two processes beside one."""
+    """Whether two systems of ours are worth a ratio: drafts beside none, two processes beside one, two of a kind."""
+    if ours.partition("#")[0] == other:
+        return True
     return ours in (f"{other}-ngram", f"{other}-eagle3") or other == f"{ours}-colocated"
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from outrider.errors import StartupError
@@ -160,18 +160,21 @@ class Entry:
 
 
 def parse_entries(text: str, streams: list[int]) -> list[Entry]:
-    """`outrider,llama.cpp-q8@1,vllm@1+8`: systems, each under all of `streams`, or those after its @.
+    """`outrider,outrider#2,llama.cpp-q8@1,vllm@1+8`: systems, each under all of `streams`, or those after its @.
+
+    With # and a number it is one more of the same kind.
 
     StartupError for an unknown name or number, a system named twice, and one that takes no more than fewer streams.
     """
     entries: list[Entry] = []
     for word in filter(None, (part.strip() for part in text.split(","))):
         name, _, own = word.partition("@")
-        if name not in SYSTEMS:
-            raise StartupError(f"there is no system {name!r}; {', '.join(SYSTEMS)} are")
+        kind, again, number = name.partition("#")
+        if kind not in SYSTEMS or (again and not number.isdecimal()):
+            raise StartupError(f"there is no system {name!r}; {', '.join(SYSTEMS)} are, and each with # and a number")
         if any(entry.system.name == name for entry in entries):
-            raise StartupError(f"system {name} is named twice")
-        system = SYSTEMS[name]
+            raise StartupError(f"system {name} is named twice; {kind}#2 is another of its kind")
+        system = replace(SYSTEMS[kind], name=name)
         try:
             wanted = [int(number) for number in own.split("+")] if own else streams
         except ValueError as error:

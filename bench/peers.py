@@ -1,11 +1,12 @@
 """Outrider beside transformers, vLLM and llama.cpp: the same model, prompts and threads, interleaved in one run.
 
     outrider bench peers --install peers --output peers.json --plot peers.png
+    outrider bench peers --systems outrider@16,outrider#2@16,outrider-eagle3@16 --prefill-tokens 0 --rounds 8
     outrider bench peers --llama-server PATH --vllm-python PATH --systems outrider,vllm,llama.cpp,llama.cpp-q8@1
 
 In each round every system is started as a server; then each load goes to one after the other, by `bench serve`'s code,
 so that what is compared was measured within a minute or two. The order turns from round to round. Ratios are taken
-within a round, and their median is what counts.
+within a round, and their median is what counts; how much two systems of a kind differ (`outrider#2`) is the noise.
 """
 
 from __future__ import annotations
@@ -43,7 +44,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line, checked."""
     parser = parser_of("peers", __doc__)
     add = parser.add_argument
-    add("--systems", default=DEFAULT, help="what to compare, as NAME, or NAME@1+8 for these numbers of streams only")
+    add(
+        "--systems",
+        default=DEFAULT,
+        help="what to compare, as NAME, or NAME@1+8 for these numbers of streams only; NAME#2: another of its kind",
+    )
     add("--concurrency", type=counts, default=[1, 8, 32], help="numbers of streams")
     add("--rounds", type=positive, default=3, help="how often each system is measured")
     add("--minutes", type=above_zero, help="no round is begun that would not end within so many minutes")

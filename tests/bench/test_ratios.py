@@ -37,6 +37,13 @@ def test_two_processes_are_compared_with_one() -> None:
     assert (found.system, found.beside, found.median) == ("outrider-ngram", "outrider-ngram-colocated", 0.96)
 
 
+def test_two_of_a_kind_are_compared() -> None:
+    entries = parse_entries("outrider,outrider#2,outrider-ngram", [1])
+    rounds = [{"outrider": measured(50, 1), "outrider#2": measured(45, 1), "outrider-ngram": measured(100, 1)}]
+    found = {(one.system, one.beside): one.median for one in ratios(entries, rounds) if one.figure == "decode"}
+    assert found == {("outrider#2", "outrider"): 0.9, ("outrider-ngram", "outrider"): 2.0}
+
+
 def test_a_slow_moment_of_the_machine_moves_no_ratio() -> None:
     found = {(one.system, one.beside, one.figure, one.streams): one for one in ratios(ENTRIES, ROUNDS)}
     plain = found["outrider", "llama.cpp", "decode", 1]

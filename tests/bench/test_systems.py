@@ -21,6 +21,11 @@ def test_loads_of_each_system() -> None:
     ]  # fmt: skip
 
 
+def test_a_system_may_run_twice_under_two_names() -> None:
+    one, other = parse_entries("outrider@16,outrider#2@16", [1])
+    assert (other.system.name, other.system.launch, other.streams) == ("outrider#2", one.system.launch, (16,))
+
+
 def test_the_default_names_what_there_is() -> None:
     assert len(parse_entries(DEFAULT, [1, 8])) == len(DEFAULT.split(","))
 
@@ -29,7 +34,10 @@ def test_the_default_names_what_there_is() -> None:
     ("text", "says"),
     [
         ("outrider,sglang", "no system 'sglang'"),
-        ("vllm,vllm@1", "named twice"),
+        ("vllm,vllm@1", "named twice; vllm#2 is another of its kind"),
+        ("vllm#", "no system 'vllm#'"),
+        ("vllm#two", "no system 'vllm#two'"),
+        ("sglang#2", "no system 'sglang#2'"),
         ("vllm@one", "numbers of streams"),
         ("vllm@0", "takes 1 to"),
         ("transformers@2", "takes 1 to 1"),
