@@ -28,7 +28,8 @@ _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)  # or one that
 
 async def read_body(request: Request, *, max_bytes: int, timeout_s: float) -> bytes:
     """The whole body. 415 unless it is plain JSON in UTF-8, 413 as soon as it passes the limit, 408 when it dawdles."""
-    _check_content_type(request.headers.get("content-type", ""))
+    for header in request.headers.getlist("content-type") or [""]:
+        _check_content_type(header)
     if request.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
         raise HttpError(415, "The body must not be compressed: this server knows no Content-Encoding.")
     declared = request.headers.get("content-length", "0")

@@ -181,11 +181,12 @@ async def encode_prompts(prompts: Sequence[str | list[int]], field: str, ready: 
     made: list[Prompt] = []
     for place, prompt in enumerate(prompts):
         await breathe(place)
+        own = field if len(prompts) == 1 else f"{field}[{place}]"
         if isinstance(prompt, str):
-            codec.check_length(prompt, field)
-            made.append(Prompt(await codec.encode_prompt(prompt), field))
+            codec.check_length(prompt, own)
+            made.append(Prompt(await codec.encode_prompt(prompt), own))
         else:
-            made.append(Prompt(prompt, field))
+            made.append(Prompt(prompt, own))
     return made
 
 

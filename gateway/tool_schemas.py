@@ -72,4 +72,4 @@ class ToolCall(Struct, kw_only=True):
 
     id: str
     function: FunctionCall
-    type: str = "function"
+    type: Literal["function"] = "function"

@@ -19,7 +19,7 @@ def main() -> int:
         ids = [int(word) for word in words] or PROMPT
         prompt = struct.pack(f"<{len(ids)}i", *ids)
     except (ValueError, struct.error):  # no number, or none of 32 bits
-        address = ""
+        address, prompt = "", b""
     if not address:
         print(__doc__, file=sys.stderr)
         return 2

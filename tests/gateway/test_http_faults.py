@@ -349,6 +349,38 @@ def test_other_content_types(http: httpx.Client, kind: str) -> None:
     check_error(http.post(CHAT, content=body, headers={"content-type": kind}), 415, "unsupported_media_type")
 
 
+@pytest.mark.parametrize("kinds", [("application/json", "text/plain"), ("text/plain", "application/json")])
+def test_content_types_that_contradict(http: httpx.Client, kinds: tuple[str, str]) -> None:
+    body = json.dumps({"messages": USER}).encode()
+    reply = http.post(CHAT, content=body, headers=[("content-type", kind) for kind in kinds])
+    check_error(reply, 415, "unsupported_media_type")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "code", "param"),
+    [
+        ("/v1/completions", {"prompt": ["x", "", "y"]}, "invalid_value", "prompt[1]"),
+        ("/v1/completions", {"prompt": [[1], [99_999]]}, "invalid_value", "prompt[1]"),
+        ("/v1/completions", {"prompt": [[1], [5] * 513]}, "context_length_exceeded", "prompt[1]"),
+        ("/v1/completions", {"prompt": ["x", "x" * 10**5]}, "context_length_exceeded", "prompt[1]"),
+        ("/v1/completions", {"prompt": [[5] * 513]}, "context_length_exceeded", "prompt"),
+        ("/generate", {"text": ["x", ""]}, "invalid_value", "text[1]"),
+        ("/generate", {"input_ids": [[99_999], [1]]}, "invalid_value", "input_ids[0]"),
+    ],
+)
+def test_which_of_several_prompts_is_wrong(
+    http: httpx.Client, path: str, body: dict[str, Any], code: str, param: str
+) -> None:  # fmt: skip
+    check_error(http.post(path, json=body), 400, code, param)
+
+
+def test_a_call_of_no_function(http: httpx.Client) -> None:
+    call = {"id": "c1", "type": "custom", "custom": {"name": "add", "input": "{}"}}
+    reply = http.post(CHAT, json={"messages": [*USER, {"role": "assistant", "tool_calls": [call]}]})
+    check_error(reply, 400, "invalid_value", "messages[1].tool_calls[0].type")
+    assert "it must be one of function" in reply.json()["error"]["message"]
+
+
 def test_a_compressed_body(http: httpx.Client) -> None:
     body = gzip.compress(json.dumps({"messages": USER}).encode())
     reply = http.post(CHAT, content=body, headers={**JSON, "content-encoding": "gzip"})
