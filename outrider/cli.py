@@ -199,6 +199,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         _drop_output()
         return 128 + signal.SIGPIPE
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:  # of a path that a flag gives
+            _complain(f"outrider {name}: {error.strerror}: {str(error.filename)[:_MAX_ERROR_CHARS]}")
+            return 2
         if error.errno != errno.ENOSPC:
             raise
         _drop_output()

@@ -299,6 +299,13 @@ def test_a_full_disk_is_told_in_a_line() -> None:
         assert (ended.returncode, ended.stderr) == (1, f"outrider {words[0]}: No space left on device\n")
 
 
+def test_a_path_that_is_too_long_is_told_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["verify", f"--model-path=/{'x' * 5000}"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("outrider verify: File name too long: /xxx")
+
+
 def test_wrong_words_end_with_2_though_nobody_can_be_told() -> None:
     with open("/dev/full", "w") as full:
         assert subprocess.call([sys.executable, "-m", "outrider", "gateway", "--bogus"], stderr=full) == 2
