@@ -10,6 +10,7 @@ from pathlib import Path
 
 from outrider.args.links import check_address
 from outrider.errors import StartupError
+from outrider.file_stamp import check_regular
 from outrider.listed_lines import lines_of
 from outrider.resolving import Resolver, endpoints_of, is_name
 
@@ -53,6 +54,7 @@ class Addresses:
 
 def _read(path: Path) -> list[str]:
     """The addresses that a file lists. OSError where it has none: somebody is about to write them."""
+    check_regular(path)
     listed = [line for _, line in lines_of(path.read_text(encoding="utf-8"))]
     if not listed:
         raise OSError(f"{path} has no address")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar, Generic, TypeVar
 
 from outrider.errors import StartupError
-from outrider.file_stamp import file_stamp
+from outrider.file_stamp import check_regular, file_stamp
 from outrider.telemetry import Throttle, get_logger
 
 log = get_logger(__name__)
@@ -58,6 +58,7 @@ class WatchedFile(ABC, Generic[EntryT]):
     def _read(self) -> list[EntryT]:
         stamp = self._stamp_now()
         try:
+            check_regular(self._path)
             text = self._path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise StartupError(f"cannot read {self._flag}: {error}") from error

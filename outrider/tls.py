@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import grpc
 
 from outrider.errors import StartupError
-from outrider.file_stamp import file_stamp
+from outrider.file_stamp import check_regular, file_stamp
 from outrider.telemetry import Throttle, get_logger
 
 log = get_logger(__name__)
@@ -223,6 +223,7 @@ def _read(path: str | None, flag: str) -> bytes | None:
     if path is None:
         return None
     try:
+        check_regular(path)
         return Path(path).read_bytes()
     except OSError as error:
         raise StartupError(f"cannot read {flag}: {error}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,16 @@ async def test_a_file_without_addresses_hides_none_of_the_others_and_keeps_only_
     one.write_text("# 127.0.0.1:50052\n")
     two.write_text("127.0.0.1:50054\n")
     assert await addresses.resolve() == {"127.0.0.1:50052", "127.0.0.1:50054"}
+
+
+async def test_a_pipe_in_a_files_place_is_not_waited_for(tmp_path: Path) -> None:
+    listed = tmp_path / "listed"
+    listed.write_text("127.0.0.1:50051\n")
+    addresses = Addresses([f"file:{listed}"])
+    before = await addresses.resolve()
+    listed.unlink()
+    os.mkfifo(listed)
+    assert await addresses.resolve() == before == {"127.0.0.1:50051"}
 
 
 async def test_each_set_of_addresses_says_for_itself_what_it_cannot_find(tmp_path: Path) -> None:

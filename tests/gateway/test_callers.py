@@ -141,6 +141,20 @@ def test_keys_change_without_a_restart(tmp_path: Path) -> None:
     assert callers.find(bearer("stays")) is not stays  # another limit
 
 
+def test_a_pipe_in_a_key_files_place_is_not_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("first\n")
+    callers = callers_of(GatewayArgs(api_key_file=str(path)))
+    assert callers.find(bearer("first"))
+    path.unlink()
+    os.mkfifo(path)
+    with capture_logs() as logs:
+        assert callers.find(bearer("first"))
+    assert "It is no regular file" in logs[0]["reason"]
+    with pytest.raises(StartupError, match=r"cannot read --api-key-file: .*It is no regular file"):
+        callers_of(GatewayArgs(api_key_file=str(path)))
+
+
 def test_a_key_file_that_can_be_read_again(tmp_path: Path) -> None:
     """The file's time and place are those that it had when it could not be read, as after a chmod."""
     path = tmp_path / "keys"
